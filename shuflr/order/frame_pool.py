@@ -1,0 +1,140 @@
+"""`frame-pool:K`: K frames open at a time, and records drawn uniformly from all that they still hold.
+
+The frames of an epoch, in the random order of `chunk-shuffled`, are dealt into pools of at most K, as even as possible,
+and the records of a pool are one permutation. So a batch draws from about as many frames as a pool has, every frame
+is read once and whole, and a place is a pool's number and a count: nothing has to be replayed to get there.
+
+Memory: K decoded frames and 12 bytes for each of their records.
+"""
+
+from array import array
+from collections.abc import Iterator
+from typing import Any
+
+from shuflr import core
+from shuflr._native import ffi, lib
+from shuflr.errors import InputError, OversizedRecord
+from shuflr.order.chunk_shuffled import frame_order
+from shuflr.order.position import Block, Configured, Position
+from shuflr.order.seeds import pool_key
+from shuflr.records.pipeline import in_order
+from shuflr.records.seekable import SeekableFile
+from shuflr.records.sieve import Limits, Partition
+
+_BLOCK = 1 << 20
+_SLACK = 64  # what the core's copies may touch behind a buffer
+
+# Uncleared: frames are decoded over it. Huge pages were tried for it and cost more in the kernel than they saved here.
+_allocate = ffi.new_allocator(should_clear_after_alloc=False)
+
+
+class _Pool:
+    """The decoded frames of one pool, one behind the other, and the permutation of their records."""
+
+    def __init__(self, arena: Any, ends: "array[int]", order: "array[int]") -> None:
+        self.size = len(ends)
+        self._arena = arena
+        self._ends = ffi.from_buffer("uint64_t[]", ends) if ends else ffi.NULL
+        self._order = ffi.from_buffer("uint32_t[]", order) if order else ffi.NULL
+        self._numbers = ffi.new("uint64_t[5]")  # done, emitted, dropped, and the refused record's start and length
+        self._out_len = ffi.new("size_t *")
+        self._out = bytearray(_BLOCK)
+        self.done = 0
+
+    def gather(self, limits: Limits, most: int) -> "tuple[memoryview, int, int, bool]":
+        """A block from at most the `most` next records: its bytes, records, how many were dropped, and whether one
+        was refused."""
+        at = ffi.addressof
+        numbers = self._numbers
+        while True:
+            status = lib.shuflr_arena_gather(
+                self._arena, self._ends, self._order, self.done, min(self.done + most, self.size), 0,
+                limits.max_line, limits.policy, core.pointer(self._out), len(self._out), self._out_len,
+                at(numbers, 0), at(numbers, 1), at(numbers, 2), at(numbers, 3),
+            )  # fmt: skip
+            stuck = status == lib.SHUFLR_OK and numbers[0] == self.done < self.size and most > 0
+            if not stuck:
+                break
+            self._out = bytearray(2 * len(self._out))
+        self.done = int(numbers[0])
+        if status != lib.SHUFLR_OVERSIZED:
+            core.check(status)
+        return (
+            memoryview(self._out)[: self._out_len[0]], int(numbers[1]), int(numbers[2]), status == lib.SHUFLR_OVERSIZED
+        )  # fmt: skip
+
+    @property
+    def refused(self) -> "tuple[int, int]":
+        return int(self._numbers[3]), int(self._numbers[4])
+
+
+class FramePool(Configured):
+    """Between `chunk-shuffled` and a full permutation, at the cost of K frames of memory."""
+
+    mode = "frame-pool"
+    replays = False
+
+    def __init__(
+        self, file: SeekableFile, size: int, seed: int, limits: Limits, partition: Partition, threads: int = 1
+    ) -> None:
+        if size < 1:
+            raise InputError(f"a frame pool holds at least 1 frame, not {size}")
+        super().__init__(file, seed, limits, partition)
+        self._file = file
+        self._size = size
+        self._threads = threads
+
+    @property
+    def parameters(self) -> "dict[str, int]":
+        return {"size": self._size, **super().parameters}
+
+    def pools(self, epoch: int) -> "list[list[int]]":
+        """The frames of each pool of an epoch."""
+        frames = frame_order(self.seed, epoch, self._file.frames, self._partition)
+        count = -(-len(frames) // self._size)
+        cuts = [pool * len(frames) // count for pool in range(count + 1)] if count else [0]
+        return [frames[start:end] for start, end in zip(cuts, cuts[1:])]
+
+    def epoch(self, start: Position) -> Iterator[Block]:
+        pools = self.pools(start.epoch)
+        sizes = self._file.table.decompressed
+        room = max((sum(sizes[frame] for frame in frames) for frames in pools[start.unit :]), default=0)
+        arena = _allocate("uint8_t[]", room + _SLACK)
+        record, skip = start.record, start.taken
+        for number in range(start.unit, len(pools)):
+            pool = self._open(pools[number], pool_key(self.seed, start.epoch, self._size, number), arena)
+            for block in self._draw(pool, skip):
+                place = Position(start.epoch, record, number, skip)
+                yield Block(block[0], place, block[1])
+                record += block[1]
+                skip += block[1]
+            skip = 0
+
+    def _open(self, frames: "list[int]", key: bytes, arena: Any) -> _Pool:
+        """Decodes and checks the frames, side by side with several threads, and orders their records."""
+        sizes = [self._file.table.decompressed[frame] for frame in frames]
+        bases = [sum(sizes[:i]) for i in range(len(sizes))]
+
+        def place(i: int, work: core.Work) -> memoryview:
+            return self._file.place(frames[i], work, arena + bases[i], bases[i])
+
+        ends: array[int] = array("Q")
+        for part in in_order(range(len(frames)), place, self._threads):
+            ends.frombytes(part)
+        if len(ends) > core.FRAME_LIMIT:
+            raise InputError("a pool of more than 2^32-1 records; use a smaller one")
+        return _Pool(arena, ends, core.permutation(key, len(ends)))
+
+    def _draw(self, pool: _Pool, skip: int) -> "Iterator[tuple[memoryview, int]]":
+        """Blocks of the pool's records behind the first `skip`, which were handed out before."""
+        passed = 0
+        while passed < skip and pool.done < pool.size:
+            passed += pool.gather(self._limits, skip - passed)[1]
+        while pool.done < pool.size:
+            data, records, dropped, refused = pool.gather(self._limits, pool.size)
+            self.dropped += dropped
+            if records:
+                yield data, records
+            if refused:
+                offset, length = pool.refused
+                raise OversizedRecord(offset, length, self._limits.max_line)

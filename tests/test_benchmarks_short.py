@@ -1,0 +1,21 @@
+"""The benchmarks that judge behaviour, not speed, in their short forms: each compares within one run."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_auto_delivers_in_real_time_what_fixed_windows_do():
+    run = subprocess.run(
+        [sys.executable, "benchmarks/adaptive.py", "--short"], cwd=ROOT, capture_output=True, text=True, timeout=380
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert "| Auto gauges |" in run.stdout and "| Auto blind |" in run.stdout
