@@ -25,7 +25,7 @@ test: system check suite others
 
 # What the suite needs of the system and cannot get from a package index. Only root on Debian can be helped here.
 system:
-	@missing=""; for tool in cc:gcc openssl:openssl zstd:zstd; do \
+	@missing=""; for tool in cc:gcc openssl:openssl zstd:zstd chromium:chromium; do \
 	  command -v $${tool%%:*} >/dev/null || missing="$$missing $${tool##*:}"; done; \
 	if [ -n "$$missing" ]; then \
 	  if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then apt-get update -q && apt-get install -qy $$missing; \

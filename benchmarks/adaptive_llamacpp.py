@@ -5,8 +5,8 @@
 llama.cpp's own server (four slots, one thread) on a tiny random model, in the virtual environment that the interop
 tests make. They share the machine's cores, so what one and the same window delivers drifts by a fifth within minutes:
 every fixed window runs once, to find the best; then each run of Auto stands between two of that one and is compared
-with their mean, and the median of its rounds counts. Exits 1 when Auto delivers less than 0.95 of the best fixed window, with the engine's
-gauges or without.
+with their mean, and the median of its rounds counts. Exits 1 when Auto delivers less than 0.95 of the best fixed
+window, with the engine's gauges or without.
 """
 
 from __future__ import annotations
