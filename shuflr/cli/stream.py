@@ -33,7 +33,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--reservoir-size", type=COUNT, default=RESERVOIR_SIZE, metavar="N", help=f"default {RESERVOIR_SIZE}")
     add("--pool-size", type=COUNT, default=POOL_SIZE, metavar="K", help=f"frames of frame-pool; default {POOL_SIZE}")
     add("--build-threads", type=THREADS, default=0, metavar="N", help="that build an index; 0: one a processor")
-    add("--emit-threads", type=THREADS, default=1, metavar="N", help="that decode; 0: one a processor (default 1)")
+    add("--emit-threads", type=THREADS, default=1, metavar="N",
+        help="that decode, beside the one that shuffles and writes; 0: one a processor (default 1)")  # fmt: skip
     add("--emit-prefetch", type=COUNT, default=32, metavar="N", help="frames that may be ready ahead (default 32)")
     add("--verify", action=argparse.BooleanOptionalAction, default=True,
         help="compare each frame's checksum before its records go out (default)")  # fmt: skip
@@ -53,6 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
         pool_size=arguments.pool_size,
         verify=arguments.verify,
         threads=threads_of(arguments.emit_threads),
+        overlap=True,
         ahead=arguments.emit_prefetch,
         build_threads=threads_of(arguments.build_threads),
     )

@@ -75,7 +75,14 @@ class FramePool(Configured):
     replays = False
 
     def __init__(
-        self, file: SeekableFile, size: int, seed: int, limits: Limits, partition: Partition, threads: int = 1
+        self,
+        file: SeekableFile,
+        size: int,
+        seed: int,
+        limits: Limits,
+        partition: Partition,
+        threads: int = 1,
+        overlap: bool = False,
     ) -> None:
         if size < 1:
             raise InputError(f"a frame pool holds at least 1 frame, not {size}")
@@ -83,6 +90,7 @@ class FramePool(Configured):
         self._file = file
         self._size = size
         self._threads = threads
+        self._overlap = overlap
 
     @property
     def parameters(self) -> "dict[str, int]":
@@ -115,12 +123,14 @@ class FramePool(Configured):
         sizes = [self._file.table.decompressed[frame] for frame in frames]
         bases = [sum(sizes[:i]) for i in range(len(sizes))]
 
-        def place(i: int, work: core.Work) -> memoryview:
-            return self._file.place(frames[i], work, arena + bases[i], bases[i])
+        def place(i: int, work: core.Work) -> core.Work:
+            self._file.place(frames[i], work, arena + bases[i])
+            return work
 
         ends: array[int] = array("Q")
-        for part in in_order(range(len(frames)), place, self._threads):
-            ends.frombytes(part)
+        jobs = range(len(frames))
+        for i, work in zip(jobs, in_order(jobs, place, self._threads, threaded=self._overlap)):
+            ends.frombytes(self._file.placed(frames[i], work, arena + bases[i], bases[i]))
         if len(ends) > core.FRAME_LIMIT:
             raise InputError("a pool of more than 2^32-1 records; use a smaller one")
         return _Pool(arena, ends, core.permutation(key, len(ends)))

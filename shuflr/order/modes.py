@@ -25,6 +25,7 @@ class Options(NamedTuple):
     pool_size: int = POOL_SIZE
     verify: bool = True
     threads: int = 1  # that decode and gather
+    overlap: bool = False  # even one is beside the caller's, which shuffles: for who has a processor to spare
     ahead: int = 2  # blocks that may wait beyond those being made
     build_threads: int = 1  # that build an index
 
@@ -65,9 +66,8 @@ def _chunk_shuffled(path: str, options: Options) -> Order:
     from shuflr.order.chunk_shuffled import ChunkShuffled
 
     file = require_seekable(path, "chunk-shuffled", options.verify)
-    return ChunkShuffled(
-        file, options.seed, options.limits, options.partition, options.threads, min(options.ahead, options.threads)
-    )
+    threads, ahead = options.threads, min(options.ahead, options.threads)
+    return ChunkShuffled(file, options.seed, options.limits, options.partition, threads, ahead, options.overlap)
 
 
 def _frame_pool(path: str, options: Options) -> Order:
@@ -75,7 +75,7 @@ def _frame_pool(path: str, options: Options) -> Order:
 
     size = _at_least_one("frame pool", options.pool_size)
     file = require_seekable(path, "frame-pool", options.verify)
-    return FramePool(file, size, options.seed, options.limits, options.partition, options.threads)
+    return FramePool(file, size, options.seed, options.limits, options.partition, options.threads, options.overlap)
 
 
 def _index_perm(path: str, options: Options) -> Order:

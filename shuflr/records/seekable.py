@@ -77,11 +77,14 @@ class SeekableFile:
         if self.verify and self.table.checksums:
             self._kind = core.checked(content, self.table.checksums[frame], self._kind, self.what(frame))
 
-    def place(self, frame: int, work: core.Work, target: Any, base: int) -> memoryview:
-        """Decodes a frame into C memory that has room for it, checks it there, and returns where its records end as
-        64-bit numbers counted from `base`: a view that is valid until the work area's next use."""
+    def place(self, frame: int, work: core.Work, target: Any) -> None:
+        """Decodes a frame into C memory that has room for it, unchecked."""
+        work.decode_into(self._stored(frame, work), target, self.table.decompressed[frame], self.what(frame))
+
+    def placed(self, frame: int, work: core.Work, target: Any, base: int) -> memoryview:
+        """Checks a frame that was placed there; returns where its records end, as 64-bit numbers counted from `base`: a
+        view that is valid until the work area's next use."""
         size = self.table.decompressed[frame]
-        work.decode_into(self._stored(frame, work), target, size, self.what(frame))
         content = memoryview(ffi.buffer(target, size)) if size else memoryview(b"")
         self.check(frame, content)
         return work.ends(content, base)
