@@ -9,7 +9,7 @@ Memory: K decoded frames and 12 bytes for each of their records.
 
 from array import array
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple, Optional
 
 from shuflr import core
 from shuflr._native import ffi, lib
@@ -28,44 +28,47 @@ _SLACK = 64  # what the core's copies may touch behind a buffer
 _allocate = ffi.new_allocator(should_clear_after_alloc=False)
 
 
+class _Drawn(NamedTuple):
+    """Consecutive records of a pool's permutation; `refused` is the start and length of one that ended them."""
+
+    data: memoryview
+    records: int
+    dropped: int
+    refused: "Optional[tuple[int, int]]"
+
+
 class _Pool:
     """The decoded frames of one pool, one behind the other, and the permutation of their records."""
 
-    def __init__(self, arena: Any, ends: "array[int]", order: "array[int]") -> None:
+    def __init__(self, arena: Any, ends: "array[int]", order: "array[int]", limits: Limits) -> None:
         self.size = len(ends)
+        mean = ends[-1] // len(ends) if ends else 0
+        self.step = max(1, _BLOCK // (mean + 1))  # records that make a block
         self._arena = arena
         self._ends = ffi.from_buffer("uint64_t[]", ends) if ends else ffi.NULL
         self._order = ffi.from_buffer("uint32_t[]", order) if order else ffi.NULL
-        self._numbers = ffi.new("uint64_t[5]")  # done, emitted, dropped, and the refused record's start and length
-        self._out_len = ffi.new("size_t *")
-        self._out = bytearray(_BLOCK)
-        self.done = 0
+        self._limits = limits
 
-    def gather(self, limits: Limits, most: int) -> "tuple[memoryview, int, int, bool]":
-        """A block from at most the `most` next records: its bytes, records, how many were dropped, and whether one
-        was refused."""
-        at = ffi.addressof
-        numbers = self._numbers
+    def gather(self, places: "tuple[int, int]", work: core.Work) -> _Drawn:
+        """The records at those places of the permutation, in the work area's buffer."""
+        numbers = ffi.new("uint64_t[5]")  # done, emitted, dropped, and the refused record's start and length
+        done, emitted, dropped, bad = (ffi.addressof(numbers, i) for i in range(4))
+        out_len = ffi.new("size_t *")
+        first, end = places
+        room = 2 * _BLOCK
         while True:
+            out = work.room(room)
             status = lib.shuflr_arena_gather(
-                self._arena, self._ends, self._order, self.done, min(self.done + most, self.size), 0,
-                limits.max_line, limits.policy, core.pointer(self._out), len(self._out), self._out_len,
-                at(numbers, 0), at(numbers, 1), at(numbers, 2), at(numbers, 3),
+                self._arena, self._ends, self._order, first, end, 0, *self._limits, core.pointer(out), len(out),
+                out_len, done, emitted, dropped, bad,
             )  # fmt: skip
-            stuck = status == lib.SHUFLR_OK and numbers[0] == self.done < self.size and most > 0
-            if not stuck:
+            if numbers[0] == end or status != lib.SHUFLR_OK:
                 break
-            self._out = bytearray(2 * len(self._out))
-        self.done = int(numbers[0])
-        if status != lib.SHUFLR_OVERSIZED:
+            room = 2 * len(out)
+        refused = (int(numbers[3]), int(numbers[4])) if status == lib.SHUFLR_OVERSIZED else None
+        if refused is None:
             core.check(status)
-        return (
-            memoryview(self._out)[: self._out_len[0]], int(numbers[1]), int(numbers[2]), status == lib.SHUFLR_OVERSIZED
-        )  # fmt: skip
-
-    @property
-    def refused(self) -> "tuple[int, int]":
-        return int(self._numbers[3]), int(self._numbers[4])
+        return _Drawn(memoryview(out)[: out_len[0]], int(numbers[1]), int(numbers[2]), refused)
 
 
 class FramePool(Configured):
@@ -111,11 +114,14 @@ class FramePool(Configured):
         record, skip = start.record, start.taken
         for number in range(start.unit, len(pools)):
             pool = self._open(pools[number], pool_key(self.seed, start.epoch, self._size, number), arena)
-            for block in self._draw(pool, skip):
-                place = Position(start.epoch, record, number, skip)
-                yield Block(block[0], place, block[1])
-                record += block[1]
-                skip += block[1]
+            for drawn in self._draw(pool, skip):
+                self.dropped += drawn.dropped
+                if drawn.records:
+                    yield Block(drawn.data, Position(start.epoch, record, number, skip), drawn.records)
+                if drawn.refused is not None:
+                    raise OversizedRecord(*drawn.refused, self._limits.max_line)
+                record += drawn.records
+                skip += drawn.records
             skip = 0
 
     def _open(self, frames: "list[int]", key: bytes, arena: Any) -> _Pool:
@@ -133,18 +139,14 @@ class FramePool(Configured):
             ends.frombytes(self._file.placed(frames[i], work, arena + bases[i], bases[i]))
         if len(ends) > core.FRAME_LIMIT:
             raise InputError("a pool of more than 2^32-1 records; use a smaller one")
-        return _Pool(arena, ends, core.permutation(key, len(ends)))
+        return _Pool(arena, ends, core.permutation(key, len(ends)), self._limits)
 
-    def _draw(self, pool: _Pool, skip: int) -> "Iterator[tuple[memoryview, int]]":
+    def _draw(self, pool: _Pool, skip: int) -> Iterator[_Drawn]:
         """Blocks of the pool's records behind the first `skip`, which were handed out before."""
-        passed = 0
-        while passed < skip and pool.done < pool.size:
-            passed += pool.gather(self._limits, skip - passed)[1]
-        while pool.done < pool.size:
-            data, records, dropped, refused = pool.gather(self._limits, pool.size)
-            self.dropped += dropped
-            if records:
-                yield data, records
-            if refused:
-                offset, length = pool.refused
-                raise OversizedRecord(offset, length, self._limits.max_line)
+        first, work = 0, core.Work()
+        while skip and first < pool.size:
+            end = min(first + min(skip, pool.step), pool.size)
+            skip -= pool.gather((first, end), work).records
+            first = end
+        ranges = ((i, min(i + pool.step, pool.size)) for i in range(first, pool.size, pool.step))
+        yield from in_order(ranges, pool.gather, self._threads + self._overlap, threaded=self._overlap)
