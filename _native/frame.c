@@ -80,10 +80,11 @@ static int reserve(uint8_t **bytes, size_t *cap, uint64_t need)
 {
     uint8_t *fresh;
 
-    if (need > SIZE_MAX - SHUFLR_SLACK)
+    if (need > SIZE_MAX / 2)
         return SHUFLR_NO_MEMORY;
     if (*bytes != NULL && need <= *cap)
         return SHUFLR_OK;
+    need += need / 16; /* frames differ a little in size: a slightly larger one finds room */
     fresh = malloc((size_t)need + SHUFLR_SLACK);
     if (fresh == NULL)
         return SHUFLR_NO_MEMORY;

@@ -33,8 +33,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--reservoir-size", type=COUNT, default=RESERVOIR_SIZE, metavar="N", help=f"default {RESERVOIR_SIZE}")
     add("--pool-size", type=COUNT, default=POOL_SIZE, metavar="K", help=f"frames of frame-pool; default {POOL_SIZE}")
     add("--build-threads", type=THREADS, default=0, metavar="N", help="that build an index; 0: one a processor")
-    add("--emit-threads", type=THREADS, default=1, metavar="N",
-        help="that decode, beside the one that shuffles and writes; 0: one a processor (default 1)")  # fmt: skip
+    add("--emit-threads", type=THREADS, metavar="N",
+        help="that decode; 0: one a processor (default 1 for chunk-shuffled and index-perm, else up to 2)")  # fmt: skip
     add("--emit-prefetch", type=COUNT, default=32, metavar="N", help="frames that may be ready ahead (default 32)")
     add("--verify", action=argparse.BooleanOptionalAction, default=True,
         help="compare each frame's checksum before its records go out (default)")  # fmt: skip
@@ -53,7 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
         reservoir_size=arguments.reservoir_size,
         pool_size=arguments.pool_size,
         verify=arguments.verify,
-        threads=threads_of(arguments.emit_threads),
+        threads=_threads(arguments),
         overlap=True,
         ahead=arguments.emit_prefetch,
         build_threads=threads_of(arguments.build_threads),
@@ -89,6 +89,13 @@ def run(arguments: argparse.Namespace) -> int:
         if dropped:
             log(arguments).warning("%d records longer than --max-line %d were left out", dropped, arguments.max_line)
     return 0
+
+
+def _threads(arguments: argparse.Namespace) -> int:
+    """That decode. Where one cannot keep up with what it is decoded for, two do, if there are two processors."""
+    if arguments.emit_threads is not None:
+        return threads_of(arguments.emit_threads)
+    return 1 if arguments.shuffle in ("chunk-shuffled", "index-perm") else min(2, threads_of(0))
 
 
 def _pieces(order: Order, epochs: int, sample: "int | None") -> "Iterator[tuple[Any, int]]":

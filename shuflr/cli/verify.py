@@ -12,7 +12,7 @@ from shuflr.records.verification import SHOWN, Findings, verify_frames, verify_s
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", metavar="FILE", help="any input but standard input")
     parser.add_argument("--deep", action="store_true", help="also check that every record is one JSON value (RFC 8259)")
-    parser.add_argument("--threads", type=THREADS, default=1, metavar="N", help="that decode; 0: one a processor")
+    parser.add_argument("--threads", type=THREADS, default=0, metavar="N", help="that decode; 0: one a processor")
     parser.add_argument("--json", action="store_true", help="one line of JSON")
 
 

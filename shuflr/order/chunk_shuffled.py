@@ -15,9 +15,6 @@ from shuflr.records.pipeline import in_order
 from shuflr.records.seekable import SeekableFile
 from shuflr.records.sieve import Limits, Partition
 
-# Up to so many decoding threads are kept busy by one that checks and shuffles, which takes about 0.4 of the decoding.
-_SHARED = 2
-
 
 def frame_order(seed: int, epoch: int, frames: int, partition: Partition) -> "list[int]":
     """The frames of a rank in the order of an epoch."""
@@ -35,8 +32,8 @@ class _Gathered(NamedTuple):
 class ChunkShuffled(Configured):
     """The default order of a seekable file.
 
-    threads, ahead: as in `pipeline.in_order`. overlap: decoding is on threads of its own even when it is one, and up to
-    two of them leave the shuffling to the caller's thread."""
+    threads, ahead: as in `pipeline.in_order`. overlap: one thread decodes and leaves the rest to the caller's; several
+    do whole frames each, overlap or not."""
 
     mode = "chunk-shuffled"
     replays = False
@@ -55,7 +52,7 @@ class ChunkShuffled(Configured):
         self._file = file
         self._threads = threads
         self._ahead = ahead
-        self._shared = overlap and threads <= _SHARED
+        self._shared = overlap and threads == 1
 
     def epoch(self, start: Position) -> Iterator[Block]:
         frames = frame_order(self.seed, start.epoch, self._file.frames, self._partition)

@@ -149,4 +149,4 @@ class FramePool(Configured):
             skip -= pool.gather((first, end), work).records
             first = end
         ranges = ((i, min(i + pool.step, pool.size)) for i in range(first, pool.size, pool.step))
-        yield from in_order(ranges, pool.gather, self._threads + self._overlap, threaded=self._overlap)
+        yield from in_order(ranges, pool.gather, max(self._threads, 1 + self._overlap))
