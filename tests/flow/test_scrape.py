@@ -40,12 +40,13 @@ class Answer(BaseHTTPRequestHandler):
         self.server.asked.append({"path": self.path, **self.headers})
         if self.server.hold is not None:
             self.server.hold.wait(10)
+        body = self.server.body  # once: a test may set the next while this one is on its way
         self.send_response(self.server.status)
         if self.server.coding:
             self.send_header("Content-Encoding", self.server.coding)
-        self.send_header("Content-Length", str(len(self.server.body)))
+        self.send_header("Content-Length", str(len(body)))
         self.end_headers()
-        self.wfile.write(self.server.body)
+        self.wfile.write(body)
 
     def log_message(self, *_: object) -> None:
         pass
