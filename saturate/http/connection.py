@@ -74,6 +74,9 @@ class _FinalResponse(http.client.HTTPResponse):
                 return version, status, reason
             http.client.parse_headers(self.fp)
 
+    def flush(self) -> None:
+        """Nothing: what is only read holds nothing back. The inherited one fails where the connection was cut."""
+
 
 class _Rest(io.RawIOBase):
     """What a connection still has to say, behind what has been taken from it already; http.client reads from this."""
