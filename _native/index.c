@@ -37,7 +37,7 @@ int shuflr_arena_gather(const uint8_t *arena, const uint64_t *ends, const uint32
         if (i + 2 * AHEAD < to)
             __builtin_prefetch(&ends[order[i + 2 * AHEAD]]);
         if (i + AHEAD < to)
-            prefetch_record(arena + start_of(ends, order[i + AHEAD]));
+            prefetch_far_record(arena + start_of(ends, order[i + AHEAD]));
         if (len > max_line && policy != SHUFLR_PASS) {
             if (policy == SHUFLR_FAIL) {
                 bad[0] = start;
