@@ -10,7 +10,7 @@ import cffi
 
 # setuptools runs this file with the project's root as the working directory and without `__file__`.
 HERE = Path("_native")
-UNITS = ("chacha20", "checksum", "draw", "scan", "frame", "slots", "sieve", "index", "json", "idset")
+UNITS = ("chacha20", "checksum", "draw", "scan", "frame", "slots", "sieve", "index", "json", "idset", "xxh3", "batch")
 
 ffi = cffi.FFI()
 ffi.cdef(
@@ -19,6 +19,7 @@ ffi.cdef(
            SHUFLR_BAD_INDEX, ... };
     enum { SHUFLR_SKIP, SHUFLR_FAIL, SHUFLR_PASS, ... };
     enum { SHUFLR_CHECK_NONE, SHUFLR_CHECK_XXH64, SHUFLR_CHECK_FNV, ... };
+    #define SHUFLR_BATCH_HEAD ...
     enum { SHUFLR_JSON_OK, SHUFLR_JSON_VALUE, SHUFLR_JSON_STRING, SHUFLR_JSON_NUMBER, SHUFLR_JSON_PUNCTUATION,
            SHUFLR_JSON_TRAILING, SHUFLR_JSON_DEPTH, ... };
 
@@ -38,6 +39,12 @@ ffi.cdef(
     uint64_t shuflr_xxh64(const uint8_t *data, size_t len);
     uint32_t shuflr_fnv1a_low32(const uint8_t *data, size_t len);
 
+    typedef struct { ...; } shuflr_xxh3_state;
+    uint64_t shuflr_xxh3(const uint8_t *data, size_t len);
+    void shuflr_xxh3_init(shuflr_xxh3_state *state);
+    void shuflr_xxh3_update(shuflr_xxh3_state *state, const uint8_t *data, size_t len);
+    uint64_t shuflr_xxh3_digest(const shuflr_xxh3_state *state);
+
     size_t shuflr_count_lf(const uint8_t *data, size_t len);
     size_t shuflr_find_ends(const uint8_t *data, size_t len, uint64_t base, size_t *at, uint64_t *out, size_t cap);
     size_t shuflr_after_last(const uint8_t *data, size_t len);
@@ -51,11 +58,11 @@ ffi.cdef(
     unsigned shuflr_zstd_load(const char *library, shuflr_zstd *zstd);
     typedef struct {
         uint8_t *content;
-        size_t content_len;
+        size_t content_len, content_cap;
         uint64_t *spans;
-        size_t records;
+        size_t records, spans_cap;
         uint8_t *out;
-        size_t out_len;
+        size_t out_len, out_cap;
         uint64_t next, emitted, dropped, bad_offset, bad_len;
         ...;
     } shuflr_work;
@@ -76,6 +83,18 @@ ffi.cdef(
     int shuflr_compress(shuflr_work *work, const uint8_t *src, size_t len, int level, uint8_t *out, size_t cap,
                         size_t *out_len, uint32_t *checksum);
     size_t shuflr_compress_bound(const shuflr_zstd *zstd, size_t len);
+
+    typedef struct {
+        uint32_t epoch, most_records;
+        uint64_t most_bytes;
+        int level;
+        uint64_t batch;
+        uint32_t records;
+        uint64_t open_len;
+    } shuflr_batches;
+    int shuflr_batch(shuflr_work *work, shuflr_batches *batches, const uint8_t *carry, size_t carry_len,
+                     uint64_t limit, int final, uint64_t max_line, int policy);
+    int shuflr_load(shuflr_work *work, const uint8_t *block, size_t len);
 
     typedef struct { uint64_t filled, seen; ...; } shuflr_slots;
     shuflr_slots *shuflr_slots_new(uint64_t capacity, const uint8_t key[32]);

@@ -75,8 +75,7 @@ void shuflr_work_free(shuflr_work *work)
     free(work);
 }
 
-/* Makes room for `need` bytes; what was there is lost. */
-static int reserve(uint8_t **bytes, size_t *cap, uint64_t need)
+int shuflr_reserve(uint8_t **bytes, size_t *cap, uint64_t need)
 {
     uint8_t *fresh;
 
@@ -133,7 +132,7 @@ static int decode_undeclared(shuflr_work *work, const uint8_t *src, size_t len, 
         size_t got;
         if (cap > limit)
             cap = limit;
-        if (reserve(&work->content, &work->content_cap, cap) != SHUFLR_OK)
+        if (shuflr_reserve(&work->content, &work->content_cap, cap) != SHUFLR_OK)
             return SHUFLR_NO_MEMORY;
         got = ((decompress_fn)work->zstd.decompress_dctx)(work->dctx, work->content, (size_t)cap, src, len);
         if (!is_error(&work->zstd, got)) {
@@ -161,7 +160,7 @@ int shuflr_decode(shuflr_work *work, const uint8_t *src, size_t len, uint64_t si
         status = decode_undeclared(work, src, len, limit);
     else if (declared > limit)
         return size == UINT64_MAX ? SHUFLR_BAD_FRAME : SHUFLR_WRONG_SIZE;
-    else if ((status = reserve(&work->content, &work->content_cap, declared)) == SHUFLR_OK &&
+    else if ((status = shuflr_reserve(&work->content, &work->content_cap, declared)) == SHUFLR_OK &&
              (status = shuflr_decode_into(work, src, len, work->content, declared)) == SHUFLR_OK)
         work->content_len = (size_t)declared;
     if (status == SHUFLR_OK && size != UINT64_MAX && work->content_len != size)
@@ -276,7 +275,7 @@ int shuflr_gather(shuflr_work *work, uint64_t limit, int prefix, uint64_t max_li
     work->emitted = work->dropped = 0;
     if (prefix)
         room += 4 * (uint64_t)(n - i);
-    if (reserve(&work->out, &work->out_cap, room) != SHUFLR_OK)
+    if (shuflr_reserve(&work->out, &work->out_cap, room) != SHUFLR_OK)
         return SHUFLR_NO_MEMORY;
     to = work->out;
     for (; i < n && work->emitted < limit; i++) {

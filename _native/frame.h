@@ -40,6 +40,9 @@ typedef struct {
 /* How a checksum was found right; CHECK_ANY asks for either, the first being tried first. */
 enum { SHUFLR_CHECK_NONE = 0, SHUFLR_CHECK_XXH64 = 1, SHUFLR_CHECK_FNV = 2 };
 
+/* Makes room for `need` bytes and SHUFLR_SLACK behind them; what was there is lost when it has to grow. */
+int shuflr_reserve(uint8_t **bytes, size_t *cap, uint64_t need);
+
 /* NULL when memory or zstd gives out. */
 shuflr_work *shuflr_work_new(const shuflr_zstd *zstd);
 void shuflr_work_free(shuflr_work *work);

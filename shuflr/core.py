@@ -116,6 +116,30 @@ def pointer(data: Bytes) -> Any:
     return ffi.from_buffer("uint8_t[]", data)
 
 
+class Batches:
+    """How records become batches of the wire, and the one that is open: its number, its records, its bytes.
+
+    most_records, most_bytes: a batch that has one of them is closed. level: of zstd batches; 0 for plain ones."""
+
+    def __init__(self, most_records: int, most_bytes: int, level: int = 0) -> None:
+        self.state = ffi.new("shuflr_batches *", {"most_records": most_records, "most_bytes": most_bytes})
+        self.state.level = level
+        self.carry = b""
+
+    def begin(self, epoch: int) -> None:
+        """The batches that follow belong to an epoch; none may be open."""
+        self.state.epoch = epoch
+
+    @property
+    def open(self) -> "tuple[int, int, bytes]":
+        """The open batch, so that it can be put back."""
+        return int(self.state.batch), int(self.state.records), self.carry
+
+    @open.setter
+    def open(self, value: "tuple[int, int, bytes]") -> None:
+        self.state.batch, self.state.records, self.carry = value
+
+
 class Work:
     """One thread's area for frames: decoded content, record spans, the block gathered last."""
 
@@ -222,6 +246,32 @@ class Work:
         self._raise_oversized(status, max_line)
         check(status, what)
         return int(self._kind[0])
+
+    @property
+    def size(self) -> int:
+        """Bytes that its buffers hold, whatever is in them."""
+        work = self._work
+        return int(work.content_cap + work.out_cap + 8 * work.spans_cap) + len(self._room)
+
+    def load(self, block: Bytes) -> None:
+        """Takes a block of whole records in as content, in their order."""
+        check(lib.shuflr_load(self._work, pointer(block), len(block)))
+        self.split(None)
+
+    def batches(
+        self, batches: Batches, limit: int = UNBOUNDED, final: bool = False, max_line: int = UNBOUNDED,
+        policy: int = PASSTHROUGH,
+    ) -> memoryview:  # fmt: skip
+        """The next `limit` records as wire messages; the batch left open stays in `batches`, unless `final`."""
+        state = batches.state
+        status = lib.shuflr_batch(
+            self._work, state, batches.carry, len(batches.carry), limit, final, max_line, policy
+        )
+        behind = self._work.out_len + int(lib.SHUFLR_BATCH_HEAD)
+        batches.carry = bytes(ffi.buffer(self._work.out + behind, state.open_len)) if state.open_len else b""
+        self._raise_oversized(status, max_line)
+        check(status)
+        return self.block
 
     def entries(self, frame: int) -> bytes:
         """An index entry for each record of the content, in order: frame, offset and length, each u32."""
@@ -340,6 +390,26 @@ def checked(data: Bytes, expected: int, kind: int, what: str) -> int:
 def xxh64(data: Bytes) -> int:
     """XXH64 with seed 0."""
     return int(lib.shuflr_xxh64(pointer(data), len(data)))
+
+
+def xxh3(data: Bytes) -> int:
+    """XXH3-64 with seed 0."""
+    return int(lib.shuflr_xxh3(pointer(data), len(data)))
+
+
+class Xxh3:
+    """The same of bytes that come in pieces."""
+
+    def __init__(self) -> None:
+        self._state = ffi.new("shuflr_xxh3_state *")
+        lib.shuflr_xxh3_init(self._state)
+
+    def update(self, data: Bytes) -> None:
+        lib.shuflr_xxh3_update(self._state, pointer(data), len(data))
+
+    def digest(self) -> int:
+        """The checksum of all so far; more may follow."""
+        return int(lib.shuflr_xxh3_digest(self._state))
 
 
 def fnv1a_low32(data: Bytes) -> int:

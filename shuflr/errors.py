@@ -40,3 +40,15 @@ class OversizedRecord(DataError):
         self.offset = offset
         self.length = length
         self.cap = cap
+
+
+class DatasetChanged(DataError):
+    """A served file is not the one that was there when it was opened, or a client asked for another state of it."""
+
+
+class UnknownDataset(InputError):
+    """No dataset of this name is served."""
+
+
+class Overloaded(ShuflrError):
+    """There is no memory left for this stream; another time there may be."""

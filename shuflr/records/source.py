@@ -56,7 +56,7 @@ class LocalFile:
             data += more
         return data
 
-    def read_into(self, buffer: bytearray, offset: int, length: int) -> memoryview:
+    def read_into(self, buffer: "bytearray | memoryview", offset: int, length: int) -> memoryview:
         """The same into the beginning of a buffer of at least `length` bytes. One call of the system reads 2 GiB at
         most."""
         view = memoryview(buffer)[:length]
@@ -96,7 +96,7 @@ class RemoteFile:
     def read(self, offset: int, length: int) -> bytes:
         return bytes(self._files.cat_file(self._path, start=offset, end=min(offset + length, self.size)))
 
-    def read_into(self, buffer: bytearray, offset: int, length: int) -> memoryview:
+    def read_into(self, buffer: "bytearray | memoryview", offset: int, length: int) -> memoryview:
         data = self.read(offset, length)
         buffer[: len(data)] = data
         return memoryview(buffer)[: len(data)]

@@ -7,8 +7,7 @@ as soon as they are seen, and memory grows with the bytes received, at most twof
 import struct
 from typing import Any, Optional, Union
 
-import xxhash
-
+from shuflr import core
 from shuflr.wire.messages import (
     MAX_PAYLOAD,
     AddCredit,
@@ -41,18 +40,13 @@ _BY_KIND: "dict[int, Any]" = {
 _FIRST = 4096
 
 
-def checksum(data: Bytes) -> int:
-    """XXH3-64 with seed 0."""
-    return xxhash.xxh3_64_intdigest(data)
-
-
 def encode(message: Message) -> bytes:
     """The bytes of a message. Raises WireError for one beyond the cap."""
     payload = message.payload()
     if len(payload) > MAX_PAYLOAD:
         raise WireError(f"a message of {len(payload)} bytes is beyond the {MAX_PAYLOAD} that the protocol allows")
     framed = HEAD.pack(message.kind, len(payload)) + payload
-    return framed if message.kind == HELLO else framed + TRAILER.pack(checksum(framed))
+    return framed if message.kind == HELLO else framed + TRAILER.pack(core.xxh3(framed))
 
 
 class Decoder:
@@ -130,7 +124,7 @@ class Decoder:
         if kind == HELLO:
             return self._hello.parse(payload)
         (expected,) = TRAILER.unpack(whole[HEAD.size + length :])
-        if checksum(whole[: HEAD.size + length]) != expected:
+        if core.xxh3(whole[: HEAD.size + length]) != expected:
             raise WireError(f"a message of kind {kind} does not match its checksum: bytes were damaged on the way")
         message: Message = _BY_KIND[kind].parse(payload)
         return message

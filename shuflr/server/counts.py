@@ -1,0 +1,170 @@
+"""How many records each frame of a seekable file holds, learned once and kept beside it as `<file>.shuflr-counts`.
+
+With them a server says how long a stream is, where its n-th record lies and what an epoch came to, without decoding.
+The file: "SHUFLRCN" | version u8 = 1 | 7 zero bytes | fingerprint 32 | frames u64 | for each frame records u32 and
+notes u32 | XXH3-64 of all before. Notes: how many records are longer than 16 MiB, and in the top bit whether the frame
+ends without LF. A frame not counted yet has 2^32-1 records. A file that is damaged, or for another state of the data,
+is made again.
+"""
+
+import logging
+import os
+import struct
+import sys
+import threading
+import time
+from array import array
+from itertools import accumulate
+from typing import Optional
+
+from shuflr import core
+from shuflr.records.atomic import AtomicFile
+from shuflr.records.seekable import SeekableFile
+from shuflr.records.sieve import MAX_LINE
+from shuflr.records.writer import write_all
+
+log = logging.getLogger("shuflr")
+
+SUFFIX = ".shuflr-counts"
+_MAGIC, _VERSION = b"SHUFLRCN", 1
+_HEADER = struct.Struct("<8sB7x32sQ")
+UNKNOWN = (1 << 32) - 1
+_OPEN_END = 1 << 31
+_KEEP_EVERY = 30.0  # seconds of counting that a kill may cost
+
+
+class Counts:
+    """The counts of one file. Any thread may ask or teach it."""
+
+    def __init__(self, file: SeekableFile) -> None:
+        self._file = file
+        self._path = file.name + SUFFIX
+        self._records = array("I", [UNKNOWN]) * file.frames
+        self._notes = array("I", [0]) * file.frames
+        self._known = 0
+        self._sums: dict[bool, array[int]] = {}
+        self._guard = threading.Lock()
+        self._stop = threading.Event()
+        self._thread: Optional[threading.Thread] = None
+        self._load()
+
+    @property
+    def missing(self) -> int:
+        """Frames not counted yet."""
+        return self._file.frames - self._known
+
+    def learn(self, frame: int, content: memoryview, records: int) -> None:
+        """Takes over what somebody who decoded a frame found."""
+        if self._records[frame] != UNKNOWN:
+            return
+        oversized = 0
+        if len(content) > MAX_LINE:
+            ends = core.record_ends(content)
+            oversized = sum(1 for a, b in zip([0, *ends], [*ends, len(content)]) if b - a > MAX_LINE)
+        open_end = len(content) > 0 and content[len(content) - 1] != 0x0A
+        with self._guard:
+            if self._records[frame] == UNKNOWN:
+                self._notes[frame] = oversized | (_OPEN_END if open_end else 0)
+                self._records[frame] = records
+                self._known += 1
+
+    def records(self, frame: int, work: "Optional[core.Work]" = None) -> int:
+        """All records of a frame; it is decoded if nobody did so before."""
+        if self._records[frame] == UNKNOWN:
+            self._count(frame, work or core.Work())
+        return self._records[frame]
+
+    def kept(self, frame: int, work: "Optional[core.Work]" = None) -> int:
+        """Records of a frame that are not beyond 16 MiB."""
+        return self.records(frame, work) - (self._notes[frame] & ~_OPEN_END)
+
+    def total(self, every: bool = False) -> Optional[int]:
+        """All records of all frames that are not beyond 16 MiB, or every one; None while frames are not counted."""
+        return None if self.missing else self.sums(every)[self._file.frames]
+
+    def sums(self, every: bool = False) -> "array[int]":
+        """For each frame the records before it, and behind them the total. All must be counted."""
+        if every not in self._sums:
+            beyond = (0 if every else notes & ~_OPEN_END for notes in self._notes)
+            self._sums[every] = array("Q", accumulate(map(int.__sub__, self._records, beyond), initial=0))
+        return self._sums[every]
+
+    @property
+    def whole_frames(self) -> bool:
+        """Whether every frame ends with a record and none is beyond 16 MiB. All must be counted."""
+        return not any(self._notes)
+
+    def complete(self) -> None:
+        """Counts here and now what nobody has counted yet."""
+        if self.missing:
+            work = core.Work()
+            for frame in range(self._file.frames):
+                self.records(frame, work)
+
+    def _count(self, frame: int, work: core.Work) -> None:
+        content = self._file.decode(frame, work)
+        work.split(None)
+        self.learn(frame, content, work.records)
+
+    def start(self) -> None:
+        """Counts what is missing on a thread of low priority, and keeps it."""
+        if self.missing and self._thread is None:
+            self._thread = threading.Thread(target=self._fill, name="shuflr-counts", daemon=True)
+            self._thread.start()
+
+    def stop(self) -> None:
+        """Ends the counting within one frame; what was counted is kept."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def _fill(self) -> None:
+        if sys.platform == "linux":
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
+        work, kept = core.Work(), time.monotonic()
+        try:
+            for frame in range(self._file.frames):
+                if self._stop.is_set():
+                    break
+                if self._records[frame] == UNKNOWN:
+                    self._count(frame, work)
+                if time.monotonic() - kept > _KEEP_EVERY:
+                    self._save()
+                    kept = time.monotonic()
+        except Exception as error:
+            log.warning("counting the records of %s stopped: %s", self._file.name, error)
+        self._save()
+
+    def _load(self) -> None:
+        try:
+            with open(self._path, "rb") as file:
+                data = file.read(_HEADER.size + 8 * self._file.frames + 9)
+        except OSError:
+            return
+        size = _HEADER.size + 8 * self._file.frames
+        if len(data) != size + 8 or core.xxh3(memoryview(data)[:size]) != int.from_bytes(data[size:], "little"):
+            return
+        magic, version, stamp, frames = _HEADER.unpack_from(data)
+        if (magic, version, stamp, frames) != (_MAGIC, _VERSION, self._file.fingerprint, self._file.frames):
+            return
+        words = array("I", data[_HEADER.size : size])
+        if sys.byteorder == "big":
+            words.byteswap()
+        self._records, self._notes = words[0::2], words[1::2]
+        self._known = self._file.frames - self._records.count(UNKNOWN)
+
+    def _save(self) -> None:
+        """Keeps what is known. A place that cannot be written costs the counting at the next start, not a stream."""
+        with self._guard:
+            words = array("I", bytes(8 * self._file.frames))
+            words[0::2], words[1::2] = self._records, self._notes
+        if sys.byteorder == "big":
+            words.byteswap()
+        data = _HEADER.pack(_MAGIC, _VERSION, self._file.fingerprint, self._file.frames) + words.tobytes()
+        try:
+            with AtomicFile(self._path) as output:
+                write_all(output.file, data + core.xxh3(data).to_bytes(8, "little"))
+                output.commit()
+        except OSError as error:
+            log.warning("cannot keep record counts at %s (%s); the next start counts again", self._path, error)
