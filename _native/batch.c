@@ -58,7 +58,7 @@ static uint8_t *close_batch(shuflr_work *work, shuflr_batches *batches, uint8_t 
     end = head + SHUFLR_BATCH_HEAD + body;
     store_u64(end, shuflr_xxh3(head, (size_t)(end - head)));
     batches->batch++;
-    batches->records = 0;
+    batches->records = batches->unended = 0;
     return end + TRAILER;
 }
 
@@ -107,12 +107,23 @@ int shuflr_batch(shuflr_work *work, shuflr_batches *batches, const uint8_t *carr
             work->dropped++;
             continue;
         }
-        len -= from[len - 1] == 0x0A;
-        store_u32(to, (uint32_t)len);
-        copy_record(to + 4, from, len);
-        to += 4 + len;
-        work->emitted++;
-        batches->records++;
+        int ended = from[len - 1] == 0x0A;
+        len -= (size_t)ended;
+        if (batches->unended) {
+            batches->unended_len += (uint32_t)len;
+            store_u32(to + len - batches->unended_len - 4, batches->unended_len);
+        } else {
+            store_u32(to, (uint32_t)len);
+            to += 4;
+            batches->unended_len = (uint32_t)len;
+            work->emitted++;
+            batches->records++;
+        }
+        copy_record(to, from, len);
+        to += len;
+        batches->unended = !ended;
+        if (!ended)
+            continue;
         if (batches->records >= batches->most_records ||
             (uint64_t)(to - head) - SHUFLR_BATCH_HEAD >= batches->most_bytes) {
             if ((head = close_batch(work, batches, head, to)) == NULL)

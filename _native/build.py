@@ -91,6 +91,7 @@ ffi.cdef(
         uint64_t batch;
         uint32_t records;
         uint64_t open_len;
+        uint32_t unended, unended_len;
     } shuflr_batches;
     int shuflr_batch(shuflr_work *work, shuflr_batches *batches, const uint8_t *carry, size_t carry_len,
                      uint64_t limit, int final, uint64_t max_line, int policy);

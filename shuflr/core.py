@@ -131,13 +131,15 @@ class Batches:
         self.state.epoch = epoch
 
     @property
-    def open(self) -> "tuple[int, int, bytes]":
+    def open(self) -> "tuple[int, int, int, int, bytes]":
         """The open batch, so that it can be put back."""
-        return int(self.state.batch), int(self.state.records), self.carry
+        state = self.state
+        return int(state.batch), int(state.records), int(state.unended), int(state.unended_len), self.carry
 
     @open.setter
-    def open(self, value: "tuple[int, int, bytes]") -> None:
-        self.state.batch, self.state.records, self.carry = value
+    def open(self, value: "tuple[int, int, int, int, bytes]") -> None:
+        state = self.state
+        state.batch, state.records, state.unended, state.unended_len, self.carry = value
 
 
 class Work:

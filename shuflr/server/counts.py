@@ -94,6 +94,11 @@ class Counts:
         """Whether every frame ends with a record and none is beyond 16 MiB. All must be counted."""
         return not any(self._notes)
 
+    @property
+    def fragments(self) -> bool:
+        """Whether any counted frame ends without LF."""
+        return any(notes & _OPEN_END for notes in self._notes)
+
     def complete(self) -> None:
         """Counts here and now what nobody has counted yet."""
         if self.missing:

@@ -64,8 +64,6 @@ class Plan:
                 f"dataset changed: {request.dataset} is {self.dataset.label} here, not {request.fingerprint}"
             )
         self.dataset.check()
-        if self.mode in ("chunk-shuffled", "frame-pool", "index-perm") and self.dataset.file is None:
-            raise InputError(f"{self.mode} needs seekable zstd, and {request.dataset} is {self.dataset.format}")
         # The count is compared after a record is out, so 0 gives one; a reservoir is a sample already.
         sampled = request.sample is not None and self.mode != "reservoir"
         self.sample = max(request.sample or 0, 1) if sampled else core.UNBOUNDED
@@ -88,6 +86,23 @@ class Plan:
         """Whether there is such an epoch."""
         return self.request.epochs == 0 or epoch < self.request.epochs
 
+    @property
+    def unsuited(self) -> Optional[InputError]:
+        """What is wrong when the order needs another kind of file."""
+        if self.mode in ("chunk-shuffled", "frame-pool", "index-perm") and self.dataset.file is None:
+            return InputError(f"{self.mode} needs seekable zstd, and {self.dataset.id} is {self.dataset.format}")
+        return None
+
+    @property
+    def skip(self) -> Optional[int]:
+        """How many records to skip: None where the server cannot, because fragments of records run on into each other
+        and cannot be counted ahead; the client then drops what it has."""
+        skip, counts = self.request.skip, self.dataset.counts
+        if skip and self.by_frames and not self.raw and counts is not None:
+            counts.complete()
+            return None if counts.fragments else skip
+        return skip
+
     def frames(self, epoch: int) -> Any:
         """The frames of an epoch in their order, 4 bytes each."""
         file = self.dataset.file
@@ -102,6 +117,9 @@ class Plan:
 
     def epoch_records(self, epoch: int, sure: bool = False) -> Optional[int]:
         """How many records an epoch gives; None where that is not known yet, unless it must be found out."""
+        total: Optional[int] = None
+        if self.unsuited is not None:
+            return None
         if self.by_frames:
             total = self._by_frames(epoch, sure)
         else:
@@ -148,20 +166,30 @@ class Plan:
 
 
 class Lines:
-    """Records as they are stored, each with its LF."""
+    """Records as they are stored, each with its LF. One without, which only frames that were not cut at records have,
+    runs on into the next."""
 
-    open = None
+    def __init__(self) -> None:
+        self.open: Any = False  # whether the last record has no LF yet
 
     def begin(self, epoch: int) -> None:
         """Nothing marks an epoch."""
 
-    def of_frame(self, work: core.Work, limit: int) -> memoryview:
-        """What the frame in a work area gives."""
-        return work.gather(limit, False, MAX_LINE, core.SKIP)
+    def of_frame(self, work: core.Work, limit: int) -> "tuple[memoryview, int]":
+        """What the frame in a work area gives, and how many records that begins."""
+        view, content = work.gather(limit, False, MAX_LINE, core.SKIP), work.content
+        whole = not self.open and (not content or content[len(content) - 1] == 0x0A)
+        return view, work.emitted if whole else self._begun(view)
 
-    def of_block(self, work: core.Work, data: Any) -> memoryview:
-        """What a block of records gives."""
-        return memoryview(data)
+    def of_block(self, work: core.Work, data: Any) -> "tuple[memoryview, int]":
+        """The same of a block of records."""
+        return memoryview(data), self._begun(memoryview(data))
+
+    def _begun(self, view: memoryview) -> int:
+        before = bool(self.open)
+        if view:
+            self.open = view[len(view) - 1] != 0x0A
+        return core.count_lf(view) + bool(self.open) - before
 
     def end(self, epoch: int, records: int) -> bytes:
         """What follows an epoch."""
@@ -191,12 +219,12 @@ class Batches:
     def begin(self, epoch: int) -> None:
         self._batches.begin(epoch)
 
-    def of_frame(self, work: core.Work, limit: int) -> memoryview:
-        return work.batches(self._batches, limit, False, MAX_LINE, core.SKIP)
+    def of_frame(self, work: core.Work, limit: int) -> "tuple[memoryview, int]":
+        return work.batches(self._batches, limit, False, MAX_LINE, core.SKIP), work.emitted
 
-    def of_block(self, work: core.Work, data: Any) -> memoryview:
+    def of_block(self, work: core.Work, data: Any) -> "tuple[memoryview, int]":
         work.load(data)
-        return work.batches(self._batches)
+        return work.batches(self._batches), work.emitted
 
     def end(self, epoch: int, records: int) -> bytes:
         work = core.Work()
@@ -273,9 +301,9 @@ class _Frames:
         if place.taken:
             work.gather(place.taken, False, MAX_LINE, core.SKIP)
             dropped = work.dropped
-        view = form.of_frame(work, left)
-        following = Position(place.epoch, place.record + work.emitted, place.unit + 1)
-        return _Filled(view, work.emitted, work.dropped + dropped, following)
+        view, records = form.of_frame(work, left)
+        following = Position(place.epoch, place.record + records, place.unit + 1)
+        return _Filled(view, records, work.dropped + dropped, following)
 
     def start(self, epoch: int, skip: int) -> Position:
         """The place of a record of an epoch."""
@@ -319,8 +347,8 @@ class _Ordered:
         if block.records > left:
             block = block.first(left)
         self._next = block.after(block.records)
-        view = form.of_block(work, block.data)
-        return _Filled(view, block.records, self._order.dropped - before, self._next)
+        view, records = form.of_block(work, block.data)
+        return _Filled(view, records, self._order.dropped - before, self._next)
 
     def start(self, epoch: int, skip: int) -> Position:
         if isinstance(self._order, FramePool):
@@ -355,14 +383,25 @@ class Stream:
         self.plan = plan
         self.records = self.epochs = self.bytes = self.dropped = 0
         self.waited = 0.0
-        self.resumed_at = plan.request.skip
+        self.resumed_at = plan.skip
         self.skip_in_frame: Optional[int] = None
+        self._sent = 0  # bytes of what is being sent: a block, a frame, or what stands between them
 
     def offer(self, write: Write) -> bool:
         """Hands what comes next to write(view), which takes as many bytes as it returns, without blocking; 0 if the
         client takes none now. False when the stream is complete.
 
         Raises DatasetChanged and DataError for a source that cannot be trusted any more, Overloaded."""
+        raise NotImplementedError
+
+    @property
+    def between(self) -> bool:
+        """Whether what is out ends with a message, so that another may follow."""
+        return self._sent == 0
+
+    @property
+    def in_hand(self) -> bool:
+        """Whether something is ready to be written that would have to be made again if the edge waited now."""
         raise NotImplementedError
 
     def take(self, limit: int) -> bytes:
@@ -383,6 +422,21 @@ class Stream:
         """Gives back what the stream holds."""
 
 
+class BrokenStream(Stream):
+    """A stream that fails at its first byte: for edges that promise one before they look at the file."""
+
+    def __init__(self, plan: Plan, error: Exception) -> None:
+        super().__init__(plan)
+        self._error = error
+
+    @property
+    def in_hand(self) -> bool:
+        return False
+
+    def offer(self, write: Write) -> bool:
+        raise self._error
+
+
 class DecodedStream(Stream):
     """Records out of decoded blocks, in the form that the edge wants.
 
@@ -390,6 +444,8 @@ class DecodedStream(Stream):
     again from the place where it began."""
 
     def __init__(self, plan: Plan, memory: Memory, form: "Lines | Batches") -> None:
+        if (unsuited := plan.unsuited) is not None:
+            raise unsuited
         super().__init__(plan)
         self._memory = memory
         self._form = form
@@ -398,10 +454,9 @@ class DecodedStream(Stream):
         self._filled: Optional[_Filled] = None
         self._open = form.open  # the batch that was open when the block was begun
         self._ready: list[bytes] = []  # what goes out before the next block
-        self._sent = 0  # bytes of the block, or of the first that is ready
         self._complete = False
         self._before = 0  # records of the epochs before
-        self._begin(*plan.place_of(plan.request.skip or 0), plan.request.skip or 0)
+        self._begin(*plan.place_of(self.resumed_at or 0), self.resumed_at or 0)
 
     def _begin(self, epoch: int, skip: int, records: int) -> None:
         """Starts at a record of an epoch, `records` being all before it."""
@@ -415,6 +470,10 @@ class DecodedStream(Stream):
         if skip:
             self._place = self._blocks.start(epoch, skip)
         self._form.begin(epoch)
+
+    @property
+    def in_hand(self) -> bool:
+        return bool(self._ready) or self._complete or self._filled is not None
 
     def offer(self, write: Write) -> bool:
         if self._ready:
@@ -532,14 +591,13 @@ class RawStream(Stream):
     must be for a sample or the end of an epoch."""
 
     def __init__(self, plan: Plan, buffers: "Buffers") -> None:
-        super().__init__(plan)
         plan.raw = True
+        super().__init__(plan)
         self._buffers = buffers
         self._ready: list[bytes] = []
         self._message: Optional[_Message] = None
-        self._sent = 0
         self._complete = False
-        self._begin(*plan.place_of(plan.request.skip or 0), plan.request.skip or 0)
+        self._begin(*plan.place_of(self.resumed_at or 0), self.resumed_at or 0)
 
     def _begin(self, epoch: int, skip: int, records: int) -> None:
         self.epochs = epoch
@@ -555,6 +613,10 @@ class RawStream(Stream):
             self._unit, self._seen = place.unit, place.record - place.taken
             self.skip_in_frame = place.taken
             self.records = self._before + self._seen
+
+    @property
+    def in_hand(self) -> bool:
+        return bool(self._ready) or self._complete
 
     def offer(self, write: Write) -> bool:
         if self._ready:
