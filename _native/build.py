@@ -20,6 +20,7 @@ ffi.cdef(
     enum { SHUFLR_SKIP, SHUFLR_FAIL, SHUFLR_PASS, ... };
     enum { SHUFLR_CHECK_NONE, SHUFLR_CHECK_XXH64, SHUFLR_CHECK_FNV, ... };
     #define SHUFLR_BATCH_HEAD ...
+    #define SHUFLR_RAW_HEAD ...
     enum { SHUFLR_JSON_OK, SHUFLR_JSON_VALUE, SHUFLR_JSON_STRING, SHUFLR_JSON_NUMBER, SHUFLR_JSON_PUNCTUATION,
            SHUFLR_JSON_TRAILING, SHUFLR_JSON_DEPTH, ... };
 
@@ -44,6 +45,9 @@ ffi.cdef(
     void shuflr_xxh3_init(shuflr_xxh3_state *state);
     void shuflr_xxh3_update(shuflr_xxh3_state *state, const uint8_t *data, size_t len);
     uint64_t shuflr_xxh3_digest(const shuflr_xxh3_state *state);
+    size_t shuflr_sums_size(size_t len);
+    void shuflr_sums(const uint8_t *frame, size_t len, uint8_t *sums);
+    uint64_t shuflr_sums_digest(const uint8_t *head, const uint8_t *sums, size_t len);
 
     size_t shuflr_count_lf(const uint8_t *data, size_t len);
     size_t shuflr_find_ends(const uint8_t *data, size_t len, uint64_t base, size_t *at, uint64_t *out, size_t cap);

@@ -141,6 +141,12 @@ static inline __attribute__((always_inline)) void stripe(uint64_t acc[8], const 
         acc[i] += value[i ^ 1];
 }
 
+static void scramble(uint64_t acc[8])
+{
+    for (int i = 0; i < 8; i++)
+        acc[i] = (acc[i] ^ acc[i] >> 47 ^ load64(secret + SECRET - STRIPE + 8 * i)) * P32_1;
+}
+
 static inline __attribute__((always_inline)) void blocks_body(uint64_t acc[8], const uint8_t *p, size_t blocks)
 {
     uint64_t lane[8];
@@ -149,8 +155,7 @@ static inline __attribute__((always_inline)) void blocks_body(uint64_t acc[8], c
     for (; blocks > 0; blocks--, p += BLOCK) {
         for (int i = 0; i < BLOCK / STRIPE; i++)
             stripe(lane, p + STRIPE * i, secret + 8 * i);
-        for (int i = 0; i < 8; i++)
-            lane[i] = (lane[i] ^ lane[i] >> 47 ^ load64(secret + SECRET - STRIPE + 8 * i)) * P32_1;
+        scramble(lane);
     }
     memcpy(acc, lane, sizeof lane);
 }
@@ -199,17 +204,23 @@ static void digest_blocks(uint64_t acc[8], const uint8_t *p, size_t blocks)
     blocks_body(acc, p, blocks);
 }
 
-/* What is left behind whole blocks: 1 to BLOCK bytes, of which the last stripe may begin in the block before. */
-static uint64_t finish(uint64_t acc[8], const uint8_t *p, size_t left, const uint8_t *last_stripe, uint64_t total)
+/* Merges the lanes after the last stripe. */
+static uint64_t merged(const uint64_t acc[8], uint64_t total)
 {
     uint64_t h = total * P64_1;
 
-    for (size_t i = 0; i < (left - 1) / STRIPE; i++)
-        stripe(acc, p + STRIPE * i, secret + 8 * i);
-    stripe(acc, last_stripe, secret + SECRET - STRIPE - 7);
     for (int i = 0; i < 4; i++)
         h += fold(acc[2 * i] ^ load64(secret + 11 + 16 * i), acc[2 * i + 1] ^ load64(secret + 19 + 16 * i));
     return avalanche(h);
+}
+
+/* What is left behind whole blocks: 1 to BLOCK bytes, of which the last stripe may begin in the block before. */
+static uint64_t finish(uint64_t acc[8], const uint8_t *p, size_t left, const uint8_t *last_stripe, uint64_t total)
+{
+    for (size_t i = 0; i < (left - 1) / STRIPE; i++)
+        stripe(acc, p + STRIPE * i, secret + 8 * i);
+    stripe(acc, last_stripe, secret + SECRET - STRIPE - 7);
+    return merged(acc, total);
 }
 
 static uint64_t short_hash(const uint8_t *data, size_t len)
@@ -284,4 +295,55 @@ uint64_t shuflr_xxh3_digest(const shuflr_xxh3_state *state)
         last = bridge;
     }
     return finish(acc, state->block, state->held, last, state->total);
+}
+
+/* Layout of sums: the bytes of the frame that share the first stripe with the head, padded to 24; then for each block
+ * of the message the sum of its stripes, without the first stripe, the last block's with the last stripe. */
+#define SHARED (STRIPE - SHUFLR_RAW_HEAD)
+#define SHARED_ROOM 24
+
+size_t shuflr_sums_size(size_t len)
+{
+    size_t total = len + SHUFLR_RAW_HEAD;
+    return total <= 2 * BLOCK ? 0 : SHARED_ROOM + ((total - 1) / BLOCK + 1) * STRIPE;
+}
+
+void shuflr_sums(const uint8_t *frame, size_t len, uint8_t *sums)
+{
+    const size_t total = len + SHUFLR_RAW_HEAD, blocks = (total - 1) / BLOCK;
+
+    memset(sums, 0, SHARED_ROOM);
+    memcpy(sums, frame, SHARED);
+    sums += SHARED_ROOM;
+    for (size_t b = 0; b <= blocks; b++) {
+        uint64_t acc[8] = {0};
+        size_t first = b == 0 ? 1 : 0;
+        size_t stripes = b < blocks ? BLOCK / STRIPE : (total - blocks * BLOCK - 1) / STRIPE;
+        for (size_t i = first; i < stripes; i++)
+            stripe(acc, frame + b * BLOCK + i * STRIPE - SHUFLR_RAW_HEAD, secret + 8 * i);
+        if (b == blocks)
+            stripe(acc, frame + len - STRIPE, secret + SECRET - STRIPE - 7);
+        memcpy(sums + b * STRIPE, acc, STRIPE);
+    }
+}
+
+uint64_t shuflr_sums_digest(const uint8_t head[SHUFLR_RAW_HEAD], const uint8_t *sums, size_t len)
+{
+    const size_t total = len + SHUFLR_RAW_HEAD, blocks = (total - 1) / BLOCK;
+    uint8_t shared[STRIPE];
+    uint64_t acc[8], sum[8];
+
+    memcpy(shared, head, SHUFLR_RAW_HEAD);
+    memcpy(shared + SHUFLR_RAW_HEAD, sums, SHARED);
+    sums += SHARED_ROOM;
+    first_lanes(acc);
+    stripe(acc, shared, secret);
+    for (size_t b = 0; b <= blocks; b++) {
+        memcpy(sum, sums + b * STRIPE, STRIPE);
+        for (int i = 0; i < 8; i++)
+            acc[i] += sum[i];
+        if (b < blocks)
+            scramble(acc);
+    }
+    return merged(acc, total);
 }

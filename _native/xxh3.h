@@ -23,4 +23,12 @@ void shuflr_xxh3_update(shuflr_xxh3_state *state, const uint8_t *data, size_t le
 /* The checksum of all so far; more may follow. */
 uint64_t shuflr_xxh3_digest(const shuflr_xxh3_state *state);
 
+/* The checksum of a raw frame, whose first SHUFLR_RAW_HEAD bytes change from stream to stream while the stored frame
+ * behind them stays: what the frame contributes to each block, 64 bytes a KiB, is summed up once, and the checksum under
+ * any head then costs no look at the frame. shuflr_sums_size is 0 for frames too short to be worth it. */
+#define SHUFLR_RAW_HEAD 41
+size_t shuflr_sums_size(size_t len);
+void shuflr_sums(const uint8_t *frame, size_t len, uint8_t *sums);
+uint64_t shuflr_sums_digest(const uint8_t head[SHUFLR_RAW_HEAD], const uint8_t *sums, size_t len);
+
 #endif

@@ -399,6 +399,21 @@ def xxh3(data: Bytes) -> int:
     return int(lib.shuflr_xxh3(pointer(data), len(data)))
 
 
+def frame_sums(frame: Bytes) -> bytes:
+    """What a stored frame contributes to the checksum of its message, 64 bytes a KiB; nothing for a short one."""
+    sums = bytearray(lib.shuflr_sums_size(len(frame)))
+    if sums:
+        lib.shuflr_sums(pointer(frame), len(frame), pointer(sums))
+    return bytes(sums)
+
+
+def raw_frame_checksum(head: bytes, sums: bytes, length: int) -> int:
+    """XXH3-64 of a raw-frame message, from its 41-byte head, its frame's sums and length."""
+    if len(head) != lib.SHUFLR_RAW_HEAD or not sums or len(sums) != lib.shuflr_sums_size(length):
+        raise ValueError("these are not the head and sums of a raw frame of that length")
+    return int(lib.shuflr_sums_digest(head, sums, length))
+
+
 class Xxh3:
     """The same of bytes that come in pieces."""
 

@@ -65,6 +65,7 @@ class Dataset:
         self.fingerprint = fingerprint(source)
         self.format = "seekable zstd" if self.file is not None else sniff(source.read(0, SNIFF))
         self.counts: Optional[Counts] = None
+        self.sums: dict[int, bytes] = {}  # of frames, as `sums.Sums` made them
         self._guard = threading.Lock()
         self._built: Optional[Index] = None
         self._divided: dict[Partition, int] = {}

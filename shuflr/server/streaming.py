@@ -20,12 +20,15 @@ from shuflr.order.modes import Options, parse_mode
 from shuflr.order.position import Block, Position
 from shuflr.order.seeds import frame_key, perm_key
 from shuflr.records.sieve import MAX_LINE, Partition
+from shuflr.records.source import LocalFile
 from shuflr.server.catalog import Catalog, Dataset
 from shuflr.server.memory import Lease, Memory
+from shuflr.server.sums import Sums
 from shuflr.wire import EpochBoundary, RawFrame, StreamClosed, encode
 from shuflr.wire.codec import HEAD, TRAILER
 
 Write = Callable[[memoryview], int]
+SendFile = Callable[[memoryview, int, int, int], int]
 
 _PIECE = 1 << 18  # bytes of a raw frame that are read, hashed and written at a time
 _KNOWN_EPOCHS = 64  # epochs beyond which nobody adds up ranks of different length
@@ -387,9 +390,12 @@ class Stream:
         self.skip_in_frame: Optional[int] = None
         self._sent = 0  # bytes of what is being sent: a block, a frame, or what stands between them
 
-    def offer(self, write: Write) -> bool:
+    def offer(self, write: Write, send_file: Optional[SendFile] = None) -> bool:
         """Hands what comes next to write(view), which takes as many bytes as it returns, without blocking; 0 if the
         client takes none now. False when the stream is complete.
+
+        send_file(head, fd, offset, count), where the edge has it, is given stored bytes by their place: it writes the
+        head and then from the file, and returns how many bytes of both it wrote.
 
         Raises DatasetChanged and DataError for a source that cannot be trusted any more, Overloaded."""
         raise NotImplementedError
@@ -433,7 +439,7 @@ class BrokenStream(Stream):
     def in_hand(self) -> bool:
         return False
 
-    def offer(self, write: Write) -> bool:
+    def offer(self, write: Write, send_file: Optional[SendFile] = None) -> bool:
         raise self._error
 
 
@@ -475,7 +481,7 @@ class DecodedStream(Stream):
     def in_hand(self) -> bool:
         return bool(self._ready) or self._complete or self._filled is not None
 
-    def offer(self, write: Write) -> bool:
+    def offer(self, write: Write, send_file: Optional[SendFile] = None) -> bool:
         if self._ready:
             self._offer_ready(write)
             return True
@@ -573,27 +579,45 @@ class DecodedStream(Stream):
 class _Message:
     """A raw frame on its way: its head, where its bytes lie, and the checksum over those seen so far."""
 
-    __slots__ = ("digest", "head", "hashed", "length", "offset", "sent", "size")
+    __slots__ = ("digest", "frame", "hashed", "head", "length", "offset", "size", "trailer")
 
     def __init__(self, frame: int, key: bytes, offset: int, length: int) -> None:
         payload = RawFrame.HEAD.pack(frame, key)
         self.head = HEAD.pack(RawFrame.kind, len(payload) + length) + payload
+        self.frame = frame
         self.offset = offset
         self.length = length
         self.size = len(self.head) + length + TRAILER.size
-        self.sent = self.hashed = 0
-        self.digest = core.Xxh3()
+        self.hashed = 0
+        self.digest: Optional[core.Xxh3] = None
+        self.trailer: Optional[bytes] = None  # when it is known before the frame has been read
+
+    def update(self, piece: memoryview) -> None:
+        """Takes in bytes of the message that were not seen yet."""
+        self.digest = self.digest or core.Xxh3()
+        self.digest.update(piece)
+        self.hashed += len(piece)
+
+    def end(self) -> bytes:
+        """The checksum of all of it."""
+        if self.trailer is None:
+            assert self.digest is not None
+            self.trailer = TRAILER.pack(self.digest.digest())
+        return self.trailer
 
 
 class RawStream(Stream):
-    """Stored frames as they are, from the page cache to the socket by way of one small buffer, which is held while a
-    piece is written and not while the client is waited for. Nothing is decoded, unless frames that were never counted
-    must be for a sample or the end of an epoch."""
+    """Stored frames as they are: nothing is decoded, unless frames that were never counted must be for a sample or the
+    end of an epoch.
 
-    def __init__(self, plan: Plan, buffers: "Buffers") -> None:
+    With an edge that can send from a file they go from the page cache to the socket; with another, by way of one small
+    buffer, which is held while a piece is written and not while the client is waited for."""
+
+    def __init__(self, plan: Plan, buffers: "Buffers", sums: Optional[Sums] = None) -> None:
         plan.raw = True
         super().__init__(plan)
         self._buffers = buffers
+        self._sums = sums
         self._ready: list[bytes] = []
         self._message: Optional[_Message] = None
         self._complete = False
@@ -618,7 +642,7 @@ class RawStream(Stream):
     def in_hand(self) -> bool:
         return bool(self._ready) or self._complete
 
-    def offer(self, write: Write) -> bool:
+    def offer(self, write: Write, send_file: Optional[SendFile] = None) -> bool:
         if self._ready:
             taken = write(memoryview(self._ready[0])[self._sent :])
             self._count(taken)
@@ -628,23 +652,39 @@ class RawStream(Stream):
             return True
         if self._complete:
             return False
-        if self._message is None and not self._next():
+        if self._message is None and not self._next(send_file is not None):
             self._end_epoch()
             return True
         message = self._message
         assert message is not None
-        with self._buffers as buffer:
-            taken = write(self._piece(message, buffer))
-        self._count(taken)
+        if send_file is not None and message.trailer is not None:
+            self._send(message, write, send_file)
+        else:
+            with self._buffers as buffer:
+                self._count(write(self._piece(message, buffer)))
         if self._sent == message.size:
             self._passed()
         return True
+
+    def _send(self, message: _Message, write: Write, send_file: SendFile) -> None:
+        """Sends from the file what the client takes now, then the checksum."""
+        dataset = self.plan.dataset
+        assert dataset.file is not None and isinstance(dataset.file.source, LocalFile)
+        body_end = len(message.head) + message.length
+        if self._sent < body_end:
+            head = memoryview(message.head)[self._sent :]
+            done = max(self._sent - len(message.head), 0)
+            dataset.check()
+            self._count(send_file(head, dataset.file.source.fd, message.offset + done, message.length - done))
+            dataset.check()
+        if self._sent >= body_end:
+            self._count(write(memoryview(message.end())[self._sent - body_end :]))
 
     def _count(self, taken: int) -> None:
         self._sent += taken
         self.bytes += taken
 
-    def _next(self) -> bool:
+    def _next(self, by_file: bool) -> bool:
         """Begins the next frame of the epoch, if there is one and the sample is not reached."""
         if self._unit >= len(self._frames) or self._seen >= self.plan.sample:
             return False
@@ -652,7 +692,11 @@ class RawStream(Stream):
         file = self.plan.dataset.file
         assert file is not None
         key = frame_key(self.plan.request.seed, self._epoch, frame)
-        self._message = _Message(frame, key, file.table.offsets[frame], file.table.compressed[frame])
+        message = _Message(frame, key, file.table.offsets[frame], file.table.compressed[frame])
+        sums = self._sums.of(self.plan.dataset, frame) if by_file and self._sums is not None else None
+        if sums is not None:
+            message.trailer = TRAILER.pack(core.raw_frame_checksum(message.head, sums, message.length))
+        self._message = message
         return True
 
     def _piece(self, message: _Message, buffer: memoryview) -> memoryview:
@@ -666,18 +710,14 @@ class RawStream(Stream):
         if want > 0:
             self._read(message.offset + done, buffer[at : at + want])
             at += want
-        self._hash(message, buffer[:at])
+        fresh = self._sent + at - message.hashed
+        if fresh > 0 and message.trailer is None:
+            message.update(buffer[at - fresh : at])
         if done + want == message.length:
-            trailer = TRAILER.pack(message.digest.digest())[max(self._sent - head - message.length, 0) :]
+            trailer = message.end()[max(self._sent - head - message.length, 0) :]
             buffer[at : at + len(trailer)] = trailer
             at += len(trailer)
         return buffer[:at]
-
-    def _hash(self, message: _Message, piece: memoryview) -> None:
-        fresh = self._sent + len(piece) - message.hashed
-        if fresh > 0:
-            message.digest.update(piece[len(piece) - fresh :])
-            message.hashed += fresh
 
     def _read(self, offset: int, into: memoryview) -> None:
         file = self.plan.dataset.file

@@ -22,6 +22,7 @@ from shuflr.server.catalog import Catalog
 from shuflr.server.live import Live, LiveStream
 from shuflr.server.memory import Memory
 from shuflr.server.streaming import Batches, BrokenStream, Buffers, DecodedStream, Plan, RawStream, Request, Stream
+from shuflr.server.sums import Sums
 from shuflr.wire import (
     AddCredit,
     Cancel,
@@ -58,6 +59,7 @@ BATCH_RECORDS, MOST_BATCH_RECORDS = 64, 4096
 _HELLO_LIMIT = 1 << 17  # the longest token and a request; memory grows with what arrives
 _CONTROL_LIMIT = 1 << 12
 _ZSTD_LEVEL = 1
+_MORE = getattr(socket, "MSG_MORE", 0)  # what is sent is only the beginning of a message
 _LINGER = 1.0  # seconds for a refused client to read why
 _MODES = {MODE_RAW: "raw-frame", MODE_ZSTD: "zstd-batch", MODE_PLAIN: "plain-batch"}
 
@@ -106,6 +108,7 @@ class WireEdge:
         self.limits = limits
         self.tls = tls
         self.buffers = Buffers()
+        self.sums = Sums(memory.limit // 8)
         self.draining = threading.Event()
         self._wake, self._waker = os.pipe()  # readable once the server drains: ends every wait
         self._lock = threading.Lock()
@@ -343,7 +346,7 @@ class _Connection:
             if (unsuited := plan.unsuited) is not None:
                 stream = BrokenStream(plan, unsuited)
             elif mode == MODE_RAW:
-                stream = RawStream(plan, self._edge.buffers)
+                stream = RawStream(plan, self._edge.buffers, self._edge.sums)
             else:
                 level = _ZSTD_LEVEL if mode == MODE_ZSTD else 0
                 stream = DecodedStream(plan, self._edge.memory, Batches(records, level))
@@ -372,16 +375,16 @@ class _Connection:
             with suppress(OSError):
                 self._sock.unwrap()
             return
-        self._sock.shutdown(socket.SHUT_WR)
         deadline, scratch = time.monotonic() + _LINGER, bytearray(4096)
         try:
+            self._sock.shutdown(socket.SHUT_WR)
             while self._listening and self._wait(select.POLLIN, deadline):
                 try:
                     self._listening = self._sock.recv_into(scratch) > 0
                 except BlockingIOError:
                     continue
-        except TimeoutError:
-            pass
+        except OSError:
+            pass  # gone already, or for too long
 
     def _write(self, view: "memoryview | bytes") -> int:
         """As many of the bytes as the socket takes now."""
@@ -392,6 +395,22 @@ class _Connection:
                 return 0
             self._last_sent = time.monotonic()
             self._between = False
+            return taken
+
+    def _send_file(self, head: memoryview, fd: int, offset: int, count: int) -> int:
+        """As many bytes of the head, and then of a file, as the socket takes now."""
+        with self._sending:
+            taken = 0
+            try:
+                if head:
+                    taken = int(self._sock.send(head, _MORE))
+                if taken == len(head):
+                    taken += os.sendfile(self._sock.fileno(), fd, offset, count)
+            except BlockingIOError:
+                pass
+            if taken:
+                self._last_sent = time.monotonic()
+                self._between = False
             return taken
 
     def _send_all(self, data: bytes) -> None:
@@ -412,6 +431,13 @@ class _Connection:
             all_taken = taken == len(view)
             return taken
 
+        def send_file(head: memoryview, fd: int, offset: int, count: int) -> int:
+            nonlocal all_taken
+            taken = self._send_file(head, fd, offset, count)
+            all_taken = taken == len(head) + count
+            return taken
+
+        direct = send_file if self._edge.tls is None and hasattr(os, "sendfile") else None
         self._stream = stream
         while True:
             if not all_taken or not stream.in_hand:
@@ -420,7 +446,7 @@ class _Connection:
                 self._say(last)
                 return
             all_taken = True
-            more = stream.offer(write)
+            more = stream.offer(write, direct)
             with self._sending:
                 self._between = stream.between
             if not more:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import xxhash
 
+from shuflr import core
 from shuflr.wire import (
     AddCredit,
     Cancel,
@@ -222,3 +223,32 @@ def test_requests_and_answers_keep_their_extensions():
     assert StreamOpened.parse(opened.encode()) == opened
     assert b"skip_in_frame" not in opened.encode()
     assert StreamOpened.parse(b"anything") is None
+
+
+def test_checksums_are_those_of_the_xxhash_package():
+    data = random.Random(1).randbytes(5000)
+    for size in [*range(300), *range(900, 1200), 2047, 2048, 2049, 5000]:
+        assert core.xxh3(data[:size]) == xxhash.xxh3_64_intdigest(data[:size]), size
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_checksum_of_pieces_is_that_of_the_whole(seed):
+    draw = random.Random(seed)
+    data = draw.randbytes(draw.choice((100, 241, 1024, 1025, 4096, 9000)))
+    digest, at = core.Xxh3(), 0
+    while at < len(data):
+        step = draw.choice((1, 63, 64, 500, 1024, 1025, 3000))
+        digest.update(data[at : at + step])
+        at += step
+    assert digest.digest() == xxhash.xxh3_64_intdigest(data)
+
+
+def test_a_frames_sums_give_the_checksum_under_any_head():
+    data = random.Random(2).randbytes(5000)
+    for size in [*range(2008, 2200), 3030, 3031, 4055, 5000]:
+        head = random.Random(size).randbytes(41)
+        sums = core.frame_sums(data[:size])
+        assert core.raw_frame_checksum(head, sums, size) == xxhash.xxh3_64_intdigest(head + data[:size]), size
+    assert core.frame_sums(data[:2007]) == b""
+    with pytest.raises(ValueError):
+        core.raw_frame_checksum(bytes(41), b"", 2007)

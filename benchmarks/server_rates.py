@@ -1,0 +1,274 @@
+"""What a server process gives per processor second, how fairly, and in how much memory, from 1 to 1,000 streams.
+
+    python benchmarks/server_rates.py
+
+One client process drains all streams and does nothing with them. A rate is MB on the wire per processor second of
+the server, in units of what `zstd -dc` decodes of the same file in a second, measured beside it; `public` is what the
+public server reaches by the same yardstick. Exits 1 when a floor is not kept.
+"""
+
+import argparse
+import json
+import os
+import select
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import NamedTuple, Optional
+
+from corpus import SHUFLR, corpus, timed
+
+TICK = os.sysconf("SC_CLK_TCK")
+
+
+class Drained(NamedTuple):
+    """What one client process got from a server."""
+
+    streams: "list[int]"  # bytes of each
+    seconds: float
+    cpu: float  # of the server
+    peak: float  # of the server, MiB
+    first: float  # seconds until each stream had given something
+    errors: int
+
+    @property
+    def megabytes(self) -> float:
+        return sum(self.streams) / 1e6
+
+    @property
+    def slowest(self) -> float:
+        """The slowest stream by the median one."""
+        return min(self.streams) / max(statistics.median(self.streams), 1)
+
+
+def serve(path: str) -> None:
+    """The server process: prints its port, and serves until its standard input ends."""
+    from shuflr.server.catalog import Catalog
+    from shuflr.server.memory import Memory
+    from shuflr.server.wire_edge import WireEdge
+
+    catalog = Catalog([("corpus", path)])
+    edge = WireEdge(catalog, Memory())
+    listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
+    edge.serve(listener)
+    print(listener.getsockname()[1], flush=True)
+    sys.stdin.read()
+    edge.drain(5.0)
+
+
+def request(kind: str, seed: int) -> bytes:
+    """The first bytes of a client."""
+    from shuflr.wire import ClientHello, OpenStream, encode
+
+    opened = OpenStream("corpus", seed=seed, epochs=0, max_batch_records=64).encode()
+    return encode(ClientHello(opened, capabilities=7 if kind == "raw" else 6))
+
+
+def drain(port: int, kind: str, count: int, seconds: float, warm: float, pid: int) -> Drained:
+    """Opens `count` streams and reads them for a while; what the first `warm` seconds gave is not counted."""
+    poll = select.epoll()
+    sockets: dict[int, socket.socket] = {}
+    got: dict[int, int] = {}
+    began = time.monotonic()
+    for seed in range(count):
+        sock = socket.create_connection(("127.0.0.1", port), timeout=30)
+        sock.sendall(request(kind, seed))
+        sock.setblocking(False)
+        sockets[sock.fileno()], got[sock.fileno()] = sock, 0
+        poll.register(sock, select.EPOLLIN)
+    scratch = bytearray(1 << 20)
+    errors, missing, first = 0, set(got), 0.0
+    start, before, base = 0.0, dict(got), 0.0
+    end = time.monotonic() + warm + seconds
+    while (now := time.monotonic()) < end or missing:
+        if now > end + 60:
+            break
+        if not start and (now > end - seconds):
+            start, before, base = now, dict(got), cpu_seconds(pid)
+        for fd, _ in poll.poll(0.5):
+            try:
+                n = sockets[fd].recv_into(scratch)
+            except OSError:
+                n = 0
+            if n == 0:
+                errors += 1
+                poll.unregister(fd)
+                missing.discard(fd)
+                continue
+            got[fd] += n
+            if fd in missing and got[fd] > 4096:
+                missing.discard(fd)
+                first = time.monotonic() - began
+    used, took = cpu_seconds(pid) - base, time.monotonic() - start
+    for sock in sockets.values():
+        sock.close()
+    return Drained([got[fd] - before[fd] for fd in got], took, used, peak(pid), first, errors + len(missing))
+
+
+def pause(port: int, count: int, pid: int) -> float:
+    """How much memory of the server a raw stream costs whose client reads nothing, in KiB."""
+    before, sockets = resident(pid), []
+    for seed in range(count):
+        sock = socket.create_connection(("127.0.0.1", port), timeout=30)
+        sock.sendall(request("raw", seed))
+        sock.recv(1)
+        sockets.append(sock)
+    time.sleep(3)
+    cost = (resident(pid) - before) * 1024 / count
+    for sock in sockets:
+        sock.close()
+    return cost
+
+
+def cpu_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / TICK
+
+
+def _status(pid: int, name: str) -> float:
+    """A line of /proc/pid/status, in MiB."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(name))
+
+
+def resident(pid: int) -> float:
+    return _status(pid, "VmRSS")
+
+
+def peak(pid: int) -> float:
+    return _status(pid, "VmHWM")
+
+
+class Served:
+    """A server process over one file."""
+
+    def __init__(self, path: Path) -> None:
+        command = [sys.executable, __file__, "--serve", str(path)]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert self._process.stdout is not None
+        self.port = int(self._process.stdout.readline())
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def __enter__(self) -> "Served":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._process.communicate("", timeout=60)
+
+
+def client(*arguments: object) -> "list[object]":
+    """Runs drain or pause in a process of its own."""
+    command = [sys.executable, __file__, "--client", *map(str, arguments)]
+    return list(json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout))
+
+
+def drained(served: Served, kind: str, count: int, seconds: float, warm: float) -> Drained:
+    return Drained(*client("drain", served.port, kind, count, seconds, warm, served.pid))  # type: ignore[arg-type]
+
+
+class Row(NamedTuple):
+    """A load: the kind of stream, the size of its records, how many streams, and its floors."""
+
+    kind: str
+    record: int
+    streams: int
+    floor: Optional[float]  # MB per processor second, by `zstd -dc`
+    public: str = ""
+    seconds: float = 6.0
+    peak: Optional[float] = None  # MiB
+    slowest: Optional[float] = None
+
+
+def rows(record: int, minute: float) -> "list[Row]":
+    """The loads on a corpus of records of a size."""
+    plain = {200: 0.8, 1024: 0.9}[record]
+    public = {200: "0.22", 1024: "0.41"}[record]
+    table = [Row("raw", record, 1, 2.5, "0.16"), Row("raw", record, 16, 2.5), Row("plain", record, 1, plain, public),
+             Row("plain", record, 16, plain)]  # fmt: skip
+    if record == 1024:
+        table += [Row(kind, record, count, None, slowest=0.25) for kind in ("raw", "plain") for count in (156, 300)]
+        table += [Row(kind, record, 1000, None, "killed", minute, 1024, 0.01) for kind in ("raw", "plain")]
+    return table
+
+
+def zstd_rate(path: Path) -> float:
+    """What `zstd -dc` decodes in a second, in MB: the median of five."""
+    size = int(json.loads(subprocess.run([*SHUFLR, "info", "--json", str(path)], check=True, capture_output=True)
+                          .stdout)["decompressed_bytes"])  # fmt: skip
+    return statistics.median(size / timed(["zstd", "-dc", str(path)]).wall / 1e6 for _ in range(5))
+
+
+def measure(path: Path, record: int, options: argparse.Namespace) -> bool:
+    """Prints a table for one corpus; whether every floor was kept."""
+    kept, yardstick = True, zstd_rate(path)
+    print(f"\n{record} B records; zstd -dc: {yardstick:.0f} MB/s")
+    print(f"{'streams':>8} {'kind':<6} {'MB/s':>6} {'MB/CPU s':>9} {'by zstd':>8} {'floor':>6} {'public':>7}"
+          f" {'slowest':>8} {'first':>7} {'peak':>9} {'errors':>7}")  # fmt: skip
+    for row in rows(record, options.minute):
+        if row.streams > options.most:
+            continue
+        with Served(path) as served:
+            got = drained(served, row.kind, row.streams, min(row.seconds, options.seconds or row.seconds), options.warm)
+        rate = got.megabytes / got.cpu
+        ratio = rate / yardstick
+        short = (
+            (row.floor is not None and ratio < row.floor)
+            or (row.peak is not None and got.peak > row.peak)
+            or (row.slowest is not None and got.slowest < row.slowest)
+            or got.errors > 0
+        )
+        kept = kept and not short
+        print(f"{row.streams:>8} {row.kind:<6} {got.megabytes / got.seconds:>6.0f} {rate:>9.0f} {ratio:>8.2f}"
+              f" {row.floor or '':>6} {row.public:>7} {got.slowest:>8.2f} {got.first:>6.2f}s {got.peak:>5.0f} MiB"
+              f" {got.errors:>7}{'  short' if short else ''}", flush=True)  # fmt: skip
+    return kept
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--megabytes", type=int, default=400)
+    parser.add_argument("--seconds", type=float, help="of each load but the longest")
+    parser.add_argument("--minute", type=float, default=60.0, help="seconds of the longest loads")
+    parser.add_argument("--warm", type=float, default=1.0)
+    parser.add_argument("--most", type=int, default=1000, help="leave out loads of more streams")
+    parser.add_argument("--sizes", type=int, nargs="*", default=[200, 1024])
+    parser.add_argument("--data", type=Path, help="a folder that holds or gets the corpora (default: a temporary one)")
+    parser.add_argument("--serve", help=argparse.SUPPRESS)
+    parser.add_argument("--client", nargs="*", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.serve:
+        serve(options.serve)
+        return 0
+    if options.client:
+        name, *rest = options.client
+        if name == "drain":
+            port, kind, count, seconds, warm, pid = rest
+            print(json.dumps(drain(int(port), kind, int(count), float(seconds), float(warm), int(pid))))
+        else:
+            print(json.dumps([pause(*map(int, rest))]))
+        return 0
+    kept = True
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = options.data or Path(temporary)
+        for size in options.sizes:
+            packed = folder / f"{size}.zst"
+            if not packed.exists():
+                timed([*SHUFLR, "convert", str(corpus(folder, size, options.megabytes)), "-o", str(packed)])
+            kept = measure(packed, size, options) and kept
+        with Served(packed) as served:
+            count = min(options.most, 1000)
+            cost = float(client("pause", served.port, count, served.pid)[0])  # type: ignore[arg-type]
+        print(f"\n{count} paused raw streams: {cost:.0f} KiB each, at most 300")
+        kept = kept and cost <= 300
+    return 0 if kept else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
