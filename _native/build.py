@@ -77,6 +77,8 @@ ffi.cdef(
     int shuflr_decode_into(shuflr_work *work, const uint8_t *src, size_t len, uint8_t *dst, uint64_t size);
     int shuflr_decode_stream(shuflr_work *work, const uint8_t *src, size_t len, size_t *at, uint8_t *out, size_t cap,
                              size_t *out_len, int *open);
+    void shuflr_swap_block(shuflr_work *work, uint8_t **out, size_t *cap);
+    void shuflr_block_free(uint8_t *out);
     int shuflr_check(const uint8_t *data, size_t len, uint32_t expected, int *kind);
     int shuflr_split(shuflr_work *work, const uint8_t *key);
     int shuflr_ends(shuflr_work *work, const uint8_t *data, size_t len, uint64_t base);

@@ -93,6 +93,22 @@ int shuflr_reserve(uint8_t **bytes, size_t *cap, uint64_t need)
     return SHUFLR_OK;
 }
 
+void shuflr_swap_block(shuflr_work *work, uint8_t **out, size_t *cap)
+{
+    uint8_t *mine = work->out;
+    size_t mine_cap = work->out_cap;
+
+    work->out = *out;
+    work->out_cap = *cap;
+    *out = mine;
+    *cap = mine_cap;
+}
+
+void shuflr_block_free(uint8_t *out)
+{
+    free(out);
+}
+
 uint64_t shuflr_declared_size(const shuflr_zstd *zstd, const uint8_t *src, size_t len)
 {
     uint64_t total = 0;

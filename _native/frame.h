@@ -65,6 +65,11 @@ int shuflr_decode_stream(shuflr_work *work, const uint8_t *src, size_t len, size
 /* Compares the low 32 bits of the checksum of data; *kind is the kind to try first and becomes the one that agreed. */
 int shuflr_check(const uint8_t *data, size_t len, uint32_t expected, int *kind);
 
+/* Exchanges the memory that the next block is gathered into for another, so that a block outlives the work area's next
+ * frame. *out and *cap are NULL and 0 at first, and are freed with shuflr_block_free. */
+void shuflr_swap_block(shuflr_work *work, uint8_t **out, size_t *cap);
+void shuflr_block_free(uint8_t *out);
+
 /* Finds the records of work->content and shuffles them with a 32-byte key (NULL keeps their order). */
 int shuflr_split(shuflr_work *work, const uint8_t *key);
 

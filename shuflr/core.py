@@ -116,6 +116,33 @@ def pointer(data: Bytes) -> Any:
     return ffi.from_buffer("uint8_t[]", data)
 
 
+class BlockMemory:
+    """Memory for one block, apart from the work area that fills it."""
+
+    def __init__(self) -> None:
+        self._out = ffi.new("uint8_t **")
+        self._cap = ffi.new("size_t *")
+
+    @property
+    def size(self) -> int:
+        """Bytes it holds."""
+        return int(self._cap[0])
+
+    def swap(self, work: "Work") -> None:
+        """Becomes what `work` gathers into, and the other way round; a second time undoes it."""
+        lib.shuflr_swap_block(work._work, self._out, self._cap)
+
+    def view(self, size: int) -> memoryview:
+        """Its first bytes; the view keeps it alive."""
+        return memoryview(ffi.buffer(ffi.gc(self._out[0], self._outlived), size)) if size else memoryview(b"")
+
+    def _outlived(self, memory: Any) -> None:
+        """A view is gone."""
+
+    def __del__(self) -> None:
+        lib.shuflr_block_free(self._out[0])
+
+
 class Batches:
     """How records become batches of the wire, and the one that is open: its number, its records, its bytes.
 

@@ -10,6 +10,8 @@ import os
 import threading
 import time
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Callable, Optional
 
 from shuflr import core
@@ -29,38 +31,38 @@ def default_limit() -> int:
 
 
 class Lease:
-    """The right to hold a block, and the work area that it lies in. The holder enters it to touch either; outside it
-    may be taken back, after which `work` is None.
+    """The right to hold a block, and the memory that it lies in. The holder enters it to touch either; outside it may
+    be taken back, after which `block` is None.
 
     lasting: held for more than one block. pinned: never taken back, because what it is for could only be made again
     from the beginning."""
 
-    def __init__(self, need: int, lasting: bool, pinned: bool, work: core.Work) -> None:
+    def __init__(self, need: int, lasting: bool, pinned: bool, block: core.BlockMemory) -> None:
         self.need = need
         self.lasting = lasting
         self.pinned = pinned
-        self.work: Optional[core.Work] = work
+        self.block: Optional[core.BlockMemory] = block
         self.touched = time.monotonic()
         self.dropped: Optional[Callable[[], None]] = None  # called when it is taken back
         self._inside = threading.Lock()
 
-    def __enter__(self) -> Optional[core.Work]:
+    def __enter__(self) -> Optional[core.BlockMemory]:
         self._inside.acquire()
-        return self.work
+        return self.block
 
     def __exit__(self, *exception: object) -> None:
         self.touched = time.monotonic()
         self._inside.release()
 
-    def take_back(self, before: float) -> Optional[core.Work]:
-        """Its work area, if nobody has touched it since `before`; the lease is void then."""
+    def take_back(self, before: float) -> Optional[core.BlockMemory]:
+        """Its memory, if nobody has touched it since `before`; the lease is void then."""
         if self.pinned or self.touched > before or not self._inside.acquire(blocking=False):
             return None
         try:
-            work, self.work = self.work, None
-            if work is not None and self.dropped is not None:
+            block, self.block = self.block, None
+            if block is not None and self.dropped is not None:
                 self.dropped()
-            return work
+            return block
         finally:
             self._inside.release()
 
@@ -89,11 +91,13 @@ class Memory:
         self._lock = threading.Lock()
         self._waiting: deque[_Waiter] = deque()
         self._leases: dict[Lease, None] = {}
-        self._idle: list[tuple[core.Work, float]] = []  # last used last
+        self._idle: list[tuple[core.BlockMemory, float]] = []  # last used last
         self._blocks = 0  # leases for one block
         self._leased = 0  # bytes
         self._pinned = 0  # of them, by leases that are never taken back
-        self._unused = 0  # bytes of idle areas
+        self._unused = 0  # bytes of idle memory
+        self._scratch: list[core.Work] = []  # of those who are not making a block, the last used last
+        self._making = threading.BoundedSemaphore((os.cpu_count() or 1) + 1)
 
     @property
     def held(self) -> int:
@@ -134,10 +138,10 @@ class Memory:
 
     def release(self, lease: Lease) -> None:
         """Gives a lease back, void or not."""
-        with lease as work, self._lock:
-            lease.work = None
+        with lease as block, self._lock:
+            lease.block = None
             if lease in self._leases:
-                self._end(lease, work)
+                self._end(lease, block)
             self._trim()
             self._grant()
 
@@ -146,14 +150,26 @@ class Memory:
         with self._lock:
             self._trim()
 
-    def _end(self, lease: Lease, work: Optional[core.Work]) -> None:
+    @contextmanager
+    def making(self) -> Iterator[core.Work]:
+        """A work area to make a block in: one a processor and one more, so that those in use stay in its cache."""
+        with self._making:
+            try:
+                work = self._scratch.pop()
+            except IndexError:
+                work = core.Work()
+            yield work
+            if work.size <= self.limit // 16:
+                self._scratch.append(work)
+
+    def _end(self, lease: Lease, block: Optional[core.BlockMemory]) -> None:
         del self._leases[lease]
         self._leased -= lease.need
         self._pinned -= lease.need if lease.pinned else 0
         self._blocks -= not lease.lasting
-        if work is not None:
-            self._idle.append((work, time.monotonic()))
-            self._unused += work.size
+        if block is not None:
+            self._idle.append((block, time.monotonic()))
+            self._unused += block.size
 
     def _trim(self) -> None:
         before = time.monotonic() - _IDLE
@@ -166,23 +182,23 @@ class Memory:
             need = self._waiting[0].need
             if self._leases and self._leased + need > self.limit:
                 return
-            work = self._area()
+            block = self._memory()
             while self._idle and self._leased + need + self._unused > self.limit:
                 self._unused -= self._idle.pop(0)[0].size
             waiter = self._waiting.popleft()
-            waiter.lease = Lease(need, waiter.lasting, waiter.pinned, work)
+            waiter.lease = Lease(need, waiter.lasting, waiter.pinned, block)
             self._blocks += not waiter.lasting
             self._leases[waiter.lease] = None
             self._leased += need
             waiter.granted.set()
 
-    def _area(self) -> core.Work:
-        """The area used last, whose memory is warm, or a new one."""
+    def _memory(self) -> core.BlockMemory:
+        """The memory used last, which is warm, or new."""
         if not self._idle:
-            return core.Work()
-        work, _ = self._idle.pop()
-        self._unused -= work.size
-        return work
+            return core.BlockMemory()
+        block, _ = self._idle.pop()
+        self._unused -= block.size
+        return block
 
     def _take_back(self) -> None:
         """Ends the lease that has waited longest for its client, if one has waited long enough."""
@@ -190,7 +206,7 @@ class Memory:
         for lease in sorted(self._leases, key=lambda lease: lease.touched):
             if lease.touched > before:
                 return
-            work = lease.take_back(before)
-            if work is not None:
-                self._end(lease, work)
+            block = lease.take_back(before)
+            if block is not None:
+                self._end(lease, block)
                 return

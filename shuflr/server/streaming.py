@@ -281,8 +281,7 @@ class _Frames:
         if place.unit >= len(frames):
             return 0
         table = self._plan.dataset.file.table  # type: ignore[union-attr]
-        frame = frames[place.unit]
-        return int(table.compressed[frame] + table.decompressed[frame] * 9 // 4) + (1 << 16)
+        return int(table.decompressed[frames[place.unit]] * 9 // 8) + (1 << 16)
 
     def fill(self, place: Position, left: int, form: "Lines | Batches", work: core.Work) -> Optional[_Filled]:
         """The block at a place, of at most `left` records; None at the end of the epoch."""
@@ -491,15 +490,15 @@ class DecodedStream(Stream):
             self._take_lease()
         lease = self._lease
         assert lease is not None
-        with lease as work:
-            if work is not None and self._filled is None:
-                self._fill(work)
-            if work is not None and self._filled is not None:
+        with lease as block:
+            if block is not None and self._filled is None:
+                self._fill(block)
+            if block is not None and self._filled is not None:
                 rest = self._filled.view[self._sent :]
                 taken = write(rest) if rest else 0
                 self._sent += taken
                 self.bytes += taken
-        if lease.work is None:
+        if lease.block is None:
             self._give_back()
         elif self._filled is None:
             self._end_epoch()
@@ -522,11 +521,17 @@ class DecodedStream(Stream):
         self._lease.dropped = self._let_go
         self.waited += time.monotonic() - began
 
-    def _fill(self, work: core.Work) -> None:
+    def _fill(self, block: core.BlockMemory) -> None:
         self._form.open = self._open
         left = self.plan.sample - self._place.record
-        if left > 0:
-            self._filled = self._blocks.fill(self._place, left, self._form, work)
+        if left <= 0:
+            return
+        with self._memory.making() as work:
+            block.swap(work)
+            try:
+                self._filled = self._blocks.fill(self._place, left, self._form, work)
+            finally:
+                block.swap(work)
 
     def _let_go(self) -> None:
         """The lease was taken back: what was made in it is gone."""
@@ -658,7 +663,7 @@ class RawStream(Stream):
         message = self._message
         assert message is not None
         if send_file is not None and message.trailer is not None:
-            self._send(message, write, send_file)
+            self._send(message, send_file)
         else:
             with self._buffers as buffer:
                 self._count(write(self._piece(message, buffer)))
@@ -666,7 +671,7 @@ class RawStream(Stream):
             self._passed()
         return True
 
-    def _send(self, message: _Message, write: Write, send_file: SendFile) -> None:
+    def _send(self, message: _Message, send_file: SendFile) -> None:
         """Sends from the file what the client takes now, then the checksum."""
         dataset = self.plan.dataset
         assert dataset.file is not None and isinstance(dataset.file.source, LocalFile)
@@ -678,7 +683,9 @@ class RawStream(Stream):
             self._count(send_file(head, dataset.file.source.fd, message.offset + done, message.length - done))
             dataset.check()
         if self._sent >= body_end:
-            self._count(write(memoryview(message.end())[self._sent - body_end :]))
+            # Another frame follows at once, or an epoch's end, and takes the checksum along in its packet.
+            rest = memoryview(message.end())[self._sent - body_end :]
+            self._count(send_file(rest, dataset.file.source.fd, 0, 0))
 
     def _count(self, taken: int) -> None:
         self._sent += taken

@@ -404,7 +404,7 @@ class _Connection:
             try:
                 if head:
                     taken = int(self._sock.send(head, _MORE))
-                if taken == len(head):
+                if taken == len(head) and count:
                     taken += os.sendfile(self._sock.fileno(), fd, offset, count)
             except BlockingIOError:
                 pass
