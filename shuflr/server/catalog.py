@@ -13,6 +13,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from typing import Optional
 
+from shuflr import core
 from shuflr.errors import DatasetChanged, InputError, UnknownDataset
 from shuflr.order.frame_pool import FramePool
 from shuflr.order.index_perm import SeekableIndexPerm
@@ -65,6 +66,7 @@ class Dataset:
         self.fingerprint = fingerprint(source)
         self.format = "seekable zstd" if self.file is not None else sniff(source.read(0, SNIFF))
         self.counts: Optional[Counts] = None
+        self._verified = bytearray(0 if self.file is None else self.file.frames)
         self.sums: dict[int, bytes] = {}  # of frames, as `sums.Sums` made them
         self._guard = threading.Lock()
         self._built: Optional[Index] = None
@@ -107,6 +109,21 @@ class Dataset:
             raise DatasetChanged(
                 f"dataset changed: the file of {self.id} was replaced or written to; reload the server to serve it"
             )
+
+    def decode(self, frame: int, work: core.Work) -> memoryview:
+        """The content of a frame. Its checksum is compared when the process decodes it for the first time; from then on
+        `check`, which follows every read, stands for it. Raises DataError, DatasetChanged."""
+        file = self._seekable()
+        try:
+            content = file.decode_unchecked(frame, work)
+            if not self._verified[frame]:
+                file.check(frame, content)
+        except Exception:
+            self.check()  # a change explains what could not be decoded
+            raise
+        self.check()
+        self._verified[frame] = 1
+        return content
 
     def order(self, mode: str, options: Options) -> Order:
         """An order through it that is not chunk-shuffled, on the file that is already open where it is seekable."""

@@ -289,14 +289,9 @@ class _Frames:
         if place.unit >= len(frames):
             return None
         dataset, frame = self._plan.dataset, frames[place.unit]
-        file, counts = dataset.file, dataset.counts
-        assert file is not None and counts is not None
-        try:
-            content = file.decode(frame, work)
-        except Exception:
-            dataset.check()  # a change explains what could not be decoded
-            raise
-        dataset.check()
+        counts = dataset.counts
+        assert counts is not None
+        content = dataset.decode(frame, work)
         work.split(frame_key(self._plan.request.seed, place.epoch, frame))
         counts.learn(frame, content, work.records)
         dropped = 0

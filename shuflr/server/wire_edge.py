@@ -21,6 +21,7 @@ from shuflr.errors import DataError, Overloaded, OversizedRecord, ShuflrError
 from shuflr.server.catalog import Catalog
 from shuflr.server.live import Live, LiveStream
 from shuflr.server.memory import Memory
+from shuflr.server.sockets import prepare
 from shuflr.server.streaming import Batches, BrokenStream, Buffers, DecodedStream, Plan, RawStream, Request, Stream
 from shuflr.server.sums import Sums
 from shuflr.wire import (
@@ -255,9 +256,7 @@ class _Connection:
     def _converse(self) -> None:
         deadline = time.monotonic() + self._edge.limits.handshake
         self._sock.setblocking(False)
-        if self._sock.family != socket.AF_UNIX:
-            self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        prepare(self._sock)
         if self._edge.tls is not None:
             self._start_tls(self._edge.tls, deadline)
         try:
