@@ -418,6 +418,9 @@ class Stream:
             pass
         return taken
 
+    def settle(self) -> None:
+        """Makes `records` exact where it was left open to save work."""
+
     def close(self) -> None:
         """Gives back what the stream holds."""
 
@@ -741,11 +744,15 @@ class RawStream(Stream):
             self._seen += counts.records(frame)
             self.records = self._before + self._seen
 
-    def _end_epoch(self) -> None:
+    def settle(self) -> None:
         counts = self.plan.dataset.counts
         assert counts is not None
-        self._seen = sum(counts.records(frame) for frame in self._frames[: self._unit])
-        self.records = self._before + self._seen
+        if not self._complete:
+            self._seen = sum(counts.records(frame) for frame in self._frames[: self._unit])
+            self.records = self._before + self._seen
+
+    def _end_epoch(self) -> None:
+        self.settle()
         self._ready = [encode(EpochBoundary(self._epoch, self._seen))]
         endless_nothing = self._unit == 0 and self.plan.request.epochs == 0
         self._before = self.records

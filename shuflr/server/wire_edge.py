@@ -226,7 +226,6 @@ class _Connection:
         self._sock: Any = sock
         self._listening = True  # the client may still say something
         self._decoder = Decoder(ClientHello, limit=_HELLO_LIMIT)
-        self._stream: Optional[Stream] = None
         self._sending = threading.Lock()
         self._last_sent = time.monotonic()
         self._beats = 0
@@ -437,7 +436,8 @@ class _Connection:
             return taken
 
         direct = send_file if self._edge.tls is None and hasattr(os, "sendfile") else None
-        self._stream = stream
+        with self._sending:
+            self._between = True
         while True:
             if not all_taken or not stream.in_hand:
                 self._wait_for_client(live)
@@ -482,6 +482,7 @@ class _Connection:
         if self._complaint is not None:
             return StreamError(MALFORMED_RECORD, True, self._complaint)
         if self._cancelled:
+            stream.settle()
             return StreamClosed(stream.records, stream.epochs)
         if self._edge.draining.is_set():
             return StreamError(SERVER_SHUTDOWN, True, "the server is shutting down; the stream can be resumed")
