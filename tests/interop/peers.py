@@ -25,6 +25,8 @@ INSTALL_SECONDS = 300.0
 REQUIREMENTS = {
     # The public project whose storage contract and public names ours keeps.
     "saturate": ("saturate==0.2.0",),
+    # The public shuflr's client, whose wheel must work against our server as it is.
+    "shuflr_client": ("shuflr-client==0.1.1",),
     # llama.cpp with its HTTP server as a wheel, and what writes a model for it.
     "llamacpp": ("xllamacpp==2026.10.11549", "gguf==0.19.0", "numpy>=1.26,<3"),
 }
