@@ -10,7 +10,10 @@ import cffi
 
 # setuptools runs this file with the project's root as the working directory and without `__file__`.
 HERE = Path("_native")
-UNITS = ("chacha20", "checksum", "draw", "scan", "frame", "slots", "sieve", "index", "json", "idset", "xxh3", "batch")
+UNITS = (
+    "chacha20", "checksum", "draw", "scan", "frame", "slots", "sieve", "index", "json", "idset", "xxh3", "batch",
+    "gate",
+)  # fmt: skip
 
 ffi = cffi.FFI()
 ffi.cdef(
@@ -102,6 +105,13 @@ ffi.cdef(
     int shuflr_batch(shuflr_work *work, shuflr_batches *batches, const uint8_t *carry, size_t carry_len,
                      uint64_t limit, int final, uint64_t max_line, int policy);
     int shuflr_load(shuflr_work *work, const uint8_t *block, size_t len);
+
+    typedef struct shuflr_gate shuflr_gate;
+    shuflr_gate *shuflr_gate_new(unsigned permits);
+    void shuflr_gate_free(shuflr_gate *gate);
+    void shuflr_gate_enter(shuflr_gate *gate);
+    void shuflr_gate_leave(shuflr_gate *gate);
+    int shuflr_gate_poll(shuflr_gate *gate, int fd, int events, int wake, int timeout_ms);
 
     typedef struct { uint64_t filled, seen; ...; } shuflr_slots;
     shuflr_slots *shuflr_slots_new(uint64_t capacity, const uint8_t key[32]);

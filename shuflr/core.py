@@ -326,6 +326,34 @@ class Work:
         return memoryview(out)[: size[0]], int(checksum[0])
 
 
+class Gate:
+    """Lets so many threads in at once, the others in the order they came. A thread that waits here, or here for its
+    socket, does not take part in the contest for the interpreter."""
+
+    def __init__(self, permits: int) -> None:
+        self._gate = ffi.gc(lib.shuflr_gate_new(permits), lib.shuflr_gate_free)
+        if self._gate == ffi.NULL:
+            raise MemoryError("no memory for a gate")
+
+    def enter(self) -> None:
+        lib.shuflr_gate_enter(self._gate)
+
+    def leave(self) -> None:
+        lib.shuflr_gate_leave(self._gate)
+
+    def poll(self, fd: int, events: int, wake: int = -1, timeout: Optional[float] = None) -> int:
+        """Waits for events of a descriptor, then enters and returns them. 0, without entering: `wake` is readable,
+        `timeout` seconds are over, or a signal came."""
+        ms = -1 if timeout is None else min(max(int(timeout * 1000), 0), 1 << 30)
+        return int(lib.shuflr_gate_poll(self._gate, fd, events, wake, ms))
+
+    def __enter__(self) -> None:
+        self.enter()
+
+    def __exit__(self, *exception: object) -> None:
+        self.leave()
+
+
 class ZstdStream:
     """Decodes zstd that has no seek table, piece by piece: all frames, skippable ones passed over."""
 

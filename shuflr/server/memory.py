@@ -97,7 +97,8 @@ class Memory:
         self._pinned = 0  # of them, by leases that are never taken back
         self._unused = 0  # bytes of idle memory
         self._scratch: list[core.Work] = []  # of those who are not making a block, the last used last
-        self._making = threading.BoundedSemaphore((os.cpu_count() or 1) + 1)
+        # Who is inside makes and sends a block; with more than the processors can run, all would only be slower.
+        self.turns = core.Gate((os.cpu_count() or 1) + 1)
 
     @property
     def held(self) -> int:
@@ -111,20 +112,28 @@ class Memory:
             return bool(self._waiting) and time.monotonic() - self._waiting[0].since > _GIVE_WAY
 
     def lease(self, need: int, lasting: bool = False, pinned: bool = False) -> Lease:
-        """A lease for `need` bytes, once they are there. Raises Overloaded for a pinned one that does not fit."""
+        """A lease for `need` bytes, once they are there; who has a turn gives it up while waiting for that. Raises
+        Overloaded for a pinned one that does not fit."""
         waiter = _Waiter(need, lasting, pinned)
         with self._lock:
             if pinned:
                 self._reserve(need)
             self._waiting.append(waiter)
             self._grant()
+        if not waiter.granted.is_set():
+            self.turns.leave()
+            self._await(waiter)
+            self.turns.enter()
+        assert waiter.lease is not None
+        return waiter.lease
+
+    def _await(self, waiter: _Waiter) -> None:
+        """Until a lease is granted. Who waits longest looks whether one can be taken back."""
         while not waiter.granted.wait(_STALLED):
             with self._lock:
                 if self._waiting and self._waiting[0] is waiter:
                     self._take_back()
                     self._grant()
-        assert waiter.lease is not None
-        return waiter.lease
 
     def _reserve(self, need: int) -> None:
         """Room for what will not be given back soon: of all such together, as much as leaves a quarter for the rest."""
@@ -152,15 +161,14 @@ class Memory:
 
     @contextmanager
     def making(self) -> Iterator[core.Work]:
-        """A work area to make a block in: one a processor and one more, so that those in use stay in its cache."""
-        with self._making:
-            try:
-                work = self._scratch.pop()
-            except IndexError:
-                work = core.Work()
-            yield work
-            if work.size <= self.limit // 16:
-                self._scratch.append(work)
+        """A work area to make a block in, the one used last if it is free, whose memory is still in the cache."""
+        try:
+            work = self._scratch.pop()
+        except IndexError:
+            work = core.Work()
+        yield work
+        if work.size <= self.limit // 16:
+            self._scratch.append(work)
 
     def _end(self, lease: Lease, block: Optional[core.BlockMemory]) -> None:
         del self._leases[lease]

@@ -8,9 +8,9 @@ Positions count records as if nobody had stopped: the end of an epoch, and of th
 beginning, those that a resumed client had before among them.
 """
 
-import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Callable, NamedTuple, Optional
 
 from shuflr import core
@@ -376,8 +376,9 @@ class Stream:
     records, epochs: sent so far, those that were skipped among the records. bytes: sent. dropped: records beyond 16 MiB
     that were left out. waited: seconds spent waiting for memory."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, memory: Memory) -> None:
         self.plan = plan
+        self.turns = memory.turns
         self.records = self.epochs = self.bytes = self.dropped = 0
         self.waited = 0.0
         self.resumed_at = plan.skip
@@ -386,7 +387,7 @@ class Stream:
 
     def offer(self, write: Write, send_file: Optional[SendFile] = None) -> bool:
         """Hands what comes next to write(view), which takes as many bytes as it returns, without blocking; 0 if the
-        client takes none now. False when the stream is complete.
+        client takes none now. False when the stream is complete. Called with a turn (`Memory.turns`).
 
         send_file(head, fd, offset, count), where the edge has it, is given stored bytes by their place: it writes the
         head and then from the file, and returns how many bytes of both it wrote.
@@ -414,8 +415,9 @@ class Stream:
             taken = bytes(view[:limit])
             return len(taken)
 
-        while not taken and self.offer(copy):
-            pass
+        with self.turns:
+            while not taken and self.offer(copy):
+                pass
         return taken
 
     def settle(self) -> None:
@@ -428,8 +430,8 @@ class Stream:
 class BrokenStream(Stream):
     """A stream that fails at its first byte: for edges that promise one before they look at the file."""
 
-    def __init__(self, plan: Plan, error: Exception) -> None:
-        super().__init__(plan)
+    def __init__(self, plan: Plan, memory: Memory, error: Exception) -> None:
+        super().__init__(plan, memory)
         self._error = error
 
     @property
@@ -449,7 +451,7 @@ class DecodedStream(Stream):
     def __init__(self, plan: Plan, memory: Memory, form: "Lines | Batches") -> None:
         if (unsuited := plan.unsuited) is not None:
             raise unsuited
-        super().__init__(plan)
+        super().__init__(plan, memory)
         self._memory = memory
         self._form = form
         self._blocks: _Frames | _Ordered = _Frames(plan) if plan.mode == "chunk-shuffled" else _Ordered(plan)
@@ -616,9 +618,9 @@ class RawStream(Stream):
     With an edge that can send from a file they go from the page cache to the socket; with another, by way of one small
     buffer, which is held while a piece is written and not while the client is waited for."""
 
-    def __init__(self, plan: Plan, buffers: "Buffers", sums: Optional[Sums] = None) -> None:
+    def __init__(self, plan: Plan, memory: Memory, buffers: "Buffers", sums: Optional[Sums] = None) -> None:
         plan.raw = True
-        super().__init__(plan)
+        super().__init__(plan, memory)
         self._buffers = buffers
         self._sums = sums
         self._ready: list[bytes] = []
@@ -663,7 +665,7 @@ class RawStream(Stream):
         if send_file is not None and message.trailer is not None:
             self._send(message, send_file)
         else:
-            with self._buffers as buffer:
+            with self._buffers.one() as buffer:
                 self._count(write(self._piece(message, buffer)))
         if self._sent == message.size:
             self._passed()
@@ -769,22 +771,16 @@ class RawStream(Stream):
 
 
 class Buffers:
-    """Buffers for pieces of raw frames: as many as threads write at the same moment, up to a cap, and reused."""
+    """Buffers for pieces of raw frames: as many as threads have a turn, used again and again."""
 
-    def __init__(self, most: int = 64) -> None:
+    def __init__(self) -> None:
         self._free: list[memoryview] = []
-        self._permits = threading.BoundedSemaphore(most)
-        self._held = threading.local()
 
-    def __enter__(self) -> memoryview:
-        self._permits.acquire()
+    @contextmanager
+    def one(self) -> Iterator[memoryview]:
         try:
             buffer = self._free.pop()
         except IndexError:
             buffer = memoryview(bytearray(_PIECE + 128))
-        self._held.buffer = buffer
-        return buffer
-
-    def __exit__(self, *exception: object) -> None:
-        self._free.append(self._held.buffer)
-        self._permits.release()
+        yield buffer
+        self._free.append(buffer)

@@ -273,7 +273,9 @@ class _Connection:
         try:
             with self._edge.live.showing(stream, _MODES[mode], self.peer) as live:
                 self._send_all(encode(ServerHello(opened.encode(), mode=mode)))
-                self._run_stream(stream, live)
+                last = self._run_stream(stream, live)
+            if last is not None:
+                self._say(last)
         except (ShuflrError, MemoryError, OSError) as error:
             if isinstance(error, (ConnectionError, TimeoutError, ssl.SSLError)):
                 raise
@@ -342,9 +344,9 @@ class _Connection:
             records = min(asked.max_batch_records or BATCH_RECORDS, MOST_BATCH_RECORDS)
             stream: Stream
             if (unsuited := plan.unsuited) is not None:
-                stream = BrokenStream(plan, unsuited)
+                stream = BrokenStream(plan, self._edge.memory, unsuited)
             elif mode == MODE_RAW:
-                stream = RawStream(plan, self._edge.buffers, self._edge.sums)
+                stream = RawStream(plan, self._edge.memory, self._edge.buffers, self._edge.sums)
             else:
                 level = _ZSTD_LEVEL if mode == MODE_ZSTD else 0
                 stream = DecodedStream(plan, self._edge.memory, Batches(records, level))
@@ -419,8 +421,9 @@ class _Connection:
             if view:
                 self._wait(select.POLLOUT, deadline)
 
-    def _run_stream(self, stream: Stream, live: LiveStream) -> None:
-        """Sends the stream as the client takes it, until its end, an error, a Cancel, or a drain."""
+    def _run_stream(self, stream: Stream, live: LiveStream) -> "Optional[StreamClosed | StreamError]":
+        """Sends the stream as the client takes it, until its end; returns what is to be said when it ends before: an
+        error, the answer to a Cancel, a farewell."""
         all_taken = True
 
         def write(view: memoryview) -> int:
@@ -438,30 +441,47 @@ class _Connection:
         direct = send_file if self._edge.tls is None and hasattr(os, "sendfile") else None
         with self._sending:
             self._between = True
-        while True:
-            if not all_taken or not stream.in_hand:
-                self._wait_for_client(live)
-            if stream.between and (last := self._last_word(stream)) is not None:
-                self._say(last)
-                return
-            all_taken = True
-            more = stream.offer(write, direct)
-            with self._sending:
-                self._between = stream.between
-            if not more:
-                return
-
-    def _wait_for_client(self, live: LiveStream) -> None:
-        """Until the socket takes bytes again. What the client says meanwhile is heard."""
-        began = time.monotonic()
-        deadline = None if self._edge.limits.stall is None else began + self._edge.limits.stall
+        turns = self._edge.memory.turns
+        turns.enter()
         try:
             while True:
-                found = self._wait(select.POLLOUT | (select.POLLIN if self._listening else 0), deadline)
+                if not all_taken or not stream.in_hand:
+                    turns.leave()
+                    self._wait_for_client(live)
+                if stream.between and (last := self._last_word(stream)) is not None:
+                    return last
+                all_taken = True
+                more = stream.offer(write, direct)
+                with self._sending:
+                    self._between = stream.between
+                if not more:
+                    return None
+        finally:
+            turns.leave()
+
+    def _wait_for_client(self, live: LiveStream) -> None:
+        """Until the socket takes bytes again, and then for a turn, which the caller has afterwards whatever happens.
+        What the client says meanwhile is heard."""
+        began = time.monotonic()
+        turns, stall, fd = self._edge.memory.turns, self._edge.limits.stall, self._sock.fileno()
+        try:
+            while True:
+                wake = -1 if self._edge.draining.is_set() else self._edge.wake
+                left = None if stall is None else began + stall - time.monotonic()
+                found = turns.poll(fd, select.POLLOUT | (select.POLLIN if self._listening else 0), wake, left)
+                if not found:
+                    if stall is not None and time.monotonic() - began >= stall:
+                        turns.enter()
+                        raise TimeoutError("the client took nothing for too long")
+                    if self._edge.draining.is_set() and live.stream.between:
+                        turns.enter()
+                        return
+                    continue
                 if found & ~select.POLLOUT and self._listening:
                     self._hear()
-                if found & ~select.POLLIN or (self._edge.draining.is_set() and live.stream.between):
+                if found & ~select.POLLIN:
                     return
+                turns.leave()
         finally:
             live.blocked_on_client += time.monotonic() - began
 

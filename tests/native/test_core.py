@@ -2,9 +2,13 @@
 
 import hashlib
 import json
+import os
 import random
+import select
+import socket
 import struct
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -185,3 +189,46 @@ def test_a_library_that_is_no_zstd_is_not_taken():
     table = core.ffi.new("shuflr_zstd *")
     assert core.lib.shuflr_zstd_load(b"libm.so.6", table) == 0
     assert core.lib.shuflr_zstd_load(b"no such library", table) == 0
+
+
+def test_a_gate_lets_in_so_many_in_the_order_they_came():
+    gate = core.Gate(2)
+    inside, most, order, lock = [0], [0], [], threading.Lock()
+
+    def run(number):
+        with gate:
+            with lock:
+                inside[0] += 1
+                most[0] = max(most[0], inside[0])
+                order.append(number)
+            time.sleep(0.002)
+            with lock:
+                inside[0] -= 1
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(40)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert most[0] <= 2 and sorted(order) == list(range(40))
+
+
+def test_a_gate_is_entered_when_the_socket_is_ready():
+    gate = core.Gate(1)
+    here, there = socket.socketpair()
+    wake, waker = os.pipe()
+    try:
+        assert gate.poll(here.fileno(), select.POLLIN, timeout=0.01) == 0
+        os.write(waker, b"!")
+        assert gate.poll(here.fileno(), select.POLLIN, wake) == 0
+        there.send(b"!")
+        assert gate.poll(here.fileno(), select.POLLIN, wake) & select.POLLIN
+        entered = threading.Event()
+        late = threading.Thread(target=lambda: (gate.enter(), entered.set(), gate.leave()))
+        late.start()
+        assert not entered.wait(0.05)
+        gate.leave()
+        assert entered.wait(30)
+        late.join()
+    finally:
+        here.close(), there.close(), os.close(wake), os.close(waker)

@@ -185,7 +185,7 @@ def test_raw_frames_hold_the_same_records(catalog, corpus, shape):
     request = request_of("chunk-shuffled", shape)
     records = [record for epoch in expected(corpus[0], request) for record in epoch]
     for skip in (None, 0, 1, 333, len(records) // request.epochs, len(records) - 1, len(records)):
-        stream = RawStream(Plan(catalog, request._replace(skip=skip)), Buffers())
+        stream = RawStream(Plan(catalog, request._replace(skip=skip)), Memory(), Buffers())
         found = messages(drained(stream, random.Random(skip)))
         assert raw_records(found, stream.skip_in_frame or 0) == records[skip or 0 :]
         assert found[-1] == StreamClosed(len(records), request.epochs)
@@ -193,7 +193,7 @@ def test_raw_frames_hold_the_same_records(catalog, corpus, shape):
 
 def test_a_raw_sample_ends_with_the_frame_that_reaches_it(catalog, corpus):
     request = request_of("chunk-shuffled", {"sample": 30, "epochs": 2})
-    found = messages(drained(RawStream(Plan(catalog, request), Buffers())))
+    found = messages(drained(RawStream(Plan(catalog, request), Memory(), Buffers())))
     frames = [message for message in found if isinstance(message, RawFrame)]
     ends = [message for message in found if isinstance(message, EpochBoundary)]
     assert sum(end.records for end in ends) == len(raw_records(frames))
@@ -207,7 +207,7 @@ def test_large_frames_go_out_in_pieces_with_the_right_checksum(tmp_path):
     content = random.Random(5).randbytes(3_000_000).replace(b"\n", b" ") + b"\n"
     path = write_corpus(tmp_path / "large.zst", [content], frame_size=1 << 20)
     for draw in (None, random.Random(6)):
-        stream = RawStream(Plan(catalog_of(path), Request("corpus")), Buffers())
+        stream = RawStream(Plan(catalog_of(path), Request("corpus")), Memory(), Buffers())
         frame, *_ = messages(drained(stream, draw))
         assert bytes(core.Work().decode(frame.data)) == content
 
@@ -259,7 +259,7 @@ def test_a_changed_file_ends_its_streams_without_a_wrong_byte(tmp_path, corpus, 
 
 def test_raw_frames_of_a_changed_file_end_as_well(tmp_path, corpus):
     path = write_corpus(tmp_path / "c.zst", corpus[1])
-    stream = RawStream(Plan(catalog_of(path), Request("corpus")), Buffers())
+    stream = RawStream(Plan(catalog_of(path), Request("corpus")), Memory(), Buffers())
     assert stream.offer(len)
     with open(path, "r+b") as file:
         file.truncate(1000)
@@ -296,7 +296,7 @@ def test_an_endless_stream_of_nothing_ends(tmp_path):
     for mode in MODES:
         stream = opened(catalog_of(path), request_of(mode, {"epochs": 0}), Batches(7))
         assert messages(drained(stream)) == [EpochBoundary(0, 0), StreamClosed(0, 1)]
-    assert messages(drained(RawStream(Plan(catalog_of(path), Request("corpus", epochs=0)), Buffers()))) == [
+    assert messages(drained(RawStream(Plan(catalog_of(path), Request("corpus", epochs=0)), Memory(), Buffers()))) == [
         EpochBoundary(0, 0), StreamClosed(0, 1),
     ]  # fmt: skip
 
