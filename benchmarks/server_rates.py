@@ -193,8 +193,9 @@ def rows(record: int, minute: float) -> "list[Row]":
     table = [Row("raw", record, 1, 2.5, "0.16"), Row("raw", record, 16, 2.5), Row("plain", record, 1, plain, public),
              Row("plain", record, 16, plain)]  # fmt: skip
     if record == 1024:
-        table += [Row(kind, record, count, None, slowest=0.25) for kind in ("raw", "plain") for count in (156, 300)]
-        table += [Row(kind, record, 1000, None, "killed", minute, 1024, 0.01) for kind in ("raw", "plain")]
+        table += [Row("raw", record, count, 2.5, slowest=0.25) for count in (156, 300)]
+        table += [Row("plain", record, count, None, slowest=0.25) for count in (156, 300)]
+        table += [Row(kind, record, 1000, None, "killed", minute, 1024, 0.1) for kind in ("raw", "plain")]
     return table
 
 

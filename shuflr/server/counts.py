@@ -68,6 +68,10 @@ class Counts:
                 self._records[frame] = records
                 self._known += 1
 
+    def knows(self, frame: int) -> bool:
+        """Whether a frame has been counted."""
+        return self._records[frame] != UNKNOWN
+
     def records(self, frame: int, work: "Optional[core.Work]" = None) -> int:
         """All records of a frame; it is decoded if nobody did so before."""
         if self._records[frame] == UNKNOWN:

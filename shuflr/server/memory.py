@@ -97,8 +97,10 @@ class Memory:
         self._pinned = 0  # of them, by leases that are never taken back
         self._unused = 0  # bytes of idle memory
         self._scratch: list[core.Work] = []  # of those who are not making a block, the last used last
-        # Who is inside makes and sends a block; with more than the processors can run, all would only be slower.
+        # Who has a turn makes and sends a block; with more than the processors can run, all would only be slower.
         self.turns = core.Gate((os.cpu_count() or 1) + 1)
+        # Who sends from a file only calls the kernel. Two that take turns at that cost twice as much as one.
+        self.direct_turns = core.Gate(1)
 
     @property
     def held(self) -> int:
@@ -122,8 +124,10 @@ class Memory:
             self._grant()
         if not waiter.granted.is_set():
             self.turns.leave()
-            self._await(waiter)
-            self.turns.enter()
+            try:
+                self._await(waiter)
+            finally:
+                self.turns.enter()
         assert waiter.lease is not None
         return waiter.lease
 

@@ -8,6 +8,7 @@ Positions count records as if nobody had stopped: the end of an epoch, and of th
 beginning, those that a resumed client had before among them.
 """
 
+import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -373,6 +374,7 @@ class _Ordered:
 class Stream:
     """What an edge pulls: `offer` until it returns False. One thread at a time.
 
+    turns: the gate through which the edge came, when it calls `offer`; left while the stream waits or counts.
     records, epochs: sent so far, those that were skipped among the records. bytes: sent. dropped: records beyond 16 MiB
     that were left out. waited: seconds spent waiting for memory."""
 
@@ -387,7 +389,7 @@ class Stream:
 
     def offer(self, write: Write, send_file: Optional[SendFile] = None) -> bool:
         """Hands what comes next to write(view), which takes as many bytes as it returns, without blocking; 0 if the
-        client takes none now. False when the stream is complete. Called with a turn (`Memory.turns`).
+        client takes none now. False when the stream is complete. Called with a turn at `turns`.
 
         send_file(head, fd, offset, count), where the edge has it, is given stored bytes by their place: it writes the
         head and then from the file, and returns how many bytes of both it wrote.
@@ -621,6 +623,7 @@ class RawStream(Stream):
     def __init__(self, plan: Plan, memory: Memory, buffers: "Buffers", sums: Optional[Sums] = None) -> None:
         plan.raw = True
         super().__init__(plan, memory)
+        self._memory = memory
         self._buffers = buffers
         self._sums = sums
         self._ready: list[bytes] = []
@@ -739,18 +742,41 @@ class RawStream(Stream):
         self._message, self._sent = None, 0
         counts = self.plan.dataset.counts
         assert counts is not None
-        frame = self._frames[self._unit]
         self._unit += 1
-        known = self.plan.sample < core.UNBOUNDED or not counts.missing
-        if known:
-            self._seen += counts.records(frame)
+        if self.plan.sample < core.UNBOUNDED or not counts.missing:
+            self._seen += self._counted(self._frames[self._unit - 1 : self._unit])
             self.records = self._before + self._seen
+        self._fetch_ahead()
 
-    def settle(self) -> None:
+    def _fetch_ahead(self) -> None:
+        """Has the system read the frame after the next while others have their turns: a turn that waits for a disk is
+        a turn lost for all."""
+        file = self.plan.dataset.file
+        assert file is not None and isinstance(file.source, LocalFile)
+        if self._unit + 1 < len(self._frames) and hasattr(os, "posix_fadvise"):
+            frame = self._frames[self._unit + 1]
+            os.posix_fadvise(
+                file.source.fd, file.table.offsets[frame], file.table.compressed[frame], os.POSIX_FADV_WILLNEED
+            )
+
+    def _counted(self, frames: Any) -> int:
+        """The records of frames. What nobody has counted yet is decoded, with turns of its own for that."""
         counts = self.plan.dataset.counts
         assert counts is not None
+        unknown = [frame for frame in frames if not counts.knows(frame)]
+        if unknown:
+            self.turns.leave()
+            try:
+                for frame in unknown:
+                    with self._memory.turns, self._memory.making() as work:
+                        counts.records(frame, work)
+            finally:
+                self.turns.enter()
+        return sum(counts.records(frame) for frame in frames)
+
+    def settle(self) -> None:
         if not self._complete:
-            self._seen = sum(counts.records(frame) for frame in self._frames[: self._unit])
+            self._seen = self._counted(self._frames[: self._unit])
             self.records = self._before + self._seen
 
     def _end_epoch(self) -> None:

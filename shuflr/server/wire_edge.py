@@ -441,7 +441,9 @@ class _Connection:
         direct = send_file if self._edge.tls is None and hasattr(os, "sendfile") else None
         with self._sending:
             self._between = True
-        turns = self._edge.memory.turns
+        if direct is not None and isinstance(stream, RawStream):
+            stream.turns = self._edge.memory.direct_turns
+        turns = stream.turns
         turns.enter()
         try:
             while True:
@@ -463,7 +465,7 @@ class _Connection:
         """Until the socket takes bytes again, and then for a turn, which the caller has afterwards whatever happens.
         What the client says meanwhile is heard."""
         began = time.monotonic()
-        turns, stall, fd = self._edge.memory.turns, self._edge.limits.stall, self._sock.fileno()
+        turns, stall, fd = live.stream.turns, self._edge.limits.stall, self._sock.fileno()
         try:
             while True:
                 wake = -1 if self._edge.draining.is_set() else self._edge.wake
