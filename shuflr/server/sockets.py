@@ -28,3 +28,10 @@ def is_loopback(address: Any) -> bool:
         return False
     mapped = getattr(host, "ipv4_mapped", None)
     return bool((mapped or host).is_loopback)
+
+
+def peer_name(address: Any) -> str:
+    """A client's address for a log."""
+    if isinstance(address, tuple):
+        return f"[{address[0]}]:{address[1]}" if ":" in address[0] else f"{address[0]}:{address[1]}"
+    return "unix"
