@@ -19,3 +19,14 @@ def test_auto_delivers_in_real_time_what_fixed_windows_do():
     )
     assert run.returncode == 0, run.stdout + run.stderr
     assert "| Auto gauges |" in run.stdout and "| Auto blind |" in run.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("rates")
+def test_a_server_gives_at_least_half_of_what_it_does_on_a_quiet_machine():
+    """By processor time, which others on the machine disturb little."""
+    run = subprocess.run(
+        [sys.executable, "benchmarks/server_rates.py", "--short"], cwd=ROOT, capture_output=True, text=True, timeout=170
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert "paused raw streams" in run.stdout

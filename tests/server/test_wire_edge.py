@@ -12,88 +12,22 @@ from contextlib import suppress
 
 import pytest
 
-from shuflr import core
-from shuflr.server.catalog import Catalog
 from shuflr.server.memory import Memory
-from shuflr.server.wire_edge import Limits, WireEdge
+from shuflr.server.wire_edge import Limits
 from shuflr.wire import (
     AddCredit,
     Cancel,
     ClientHello,
-    Decoder,
     EpochBoundary,
     Heartbeat,
     OpenStream,
     PlainBatch,
-    RawFrame,
-    ServerHello,
     StreamClosed,
     StreamError,
-    ZstdBatch,
-    encode,
 )
 from tests.conftest import wait_until
 from tests.server.conftest import lines, write_corpus
-
-
-class Client:
-    """One connection, message by message. speak: say hello at once, asking for what is given."""
-
-    def __init__(self, address, speak=True, **asked):
-        family = socket.AF_UNIX if isinstance(address, str) else socket.AF_INET
-        self.sock = socket.socket(family)
-        self.sock.settimeout(60)
-        self.sock.connect(address)
-        self.decoder = Decoder(ServerHello)
-        if speak:
-            capabilities = asked.pop("capabilities", 7)
-            self.say(ClientHello(OpenStream(**{"dataset_id": "corpus", **asked}).encode(), capabilities))
-
-    def say(self, message):
-        self.sock.sendall(encode(message))
-
-    def next(self):
-        """The next message, its data copied; None when the server has closed."""
-        while (message := self.decoder.next()) is None:
-            room = self.decoder.room()
-            got = self.sock.recv_into(room)
-            if not got:
-                assert self.decoder.pending == 0
-                return None
-            self.decoder.received(got)
-        if hasattr(message, "data"):
-            message.data = bytes(message.data)
-        return message
-
-    def rest(self):
-        found = []
-        while (message := self.next()) is not None:
-            found.append(message)
-        return found
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *exception):
-        self.sock.close()
-
-
-class Serving:
-    """An edge over one corpus; everything it started is gone when the test ends."""
-
-    def __init__(self, path, memory=None, **options):
-        self.catalog = Catalog([("corpus", path)], count=False)
-        self.edge = WireEdge(self.catalog, memory or Memory(), **options)
-        listener = socket.create_server(("127.0.0.1", 0))
-        self.address = listener.getsockname()
-        self.edge.serve(listener)
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *exception):
-        self.edge.drain(10.0)
-        assert wait_until(lambda: not any(t.name.startswith("shuflr-wire") for t in threading.enumerate()))
+from tests.server.wire_client import Client, Serving, records_of
 
 
 @pytest.fixture
@@ -107,22 +41,6 @@ def large(tmp_path):
     """A corpus whose epoch does not fit in socket buffers: (path, records)."""
     records = [b"%d %s\n" % (i, os.urandom(500).hex().encode()) for i in range(16_000)]
     return write_corpus(tmp_path / "large.zst", records, frame_size=1 << 19), records
-
-
-def records_of(messages):
-    """The records of raw frames, batches and zstd batches."""
-    work, out = core.Work(), []
-    for message in messages:
-        if isinstance(message, RawFrame):
-            work.decode(message.data)
-            work.split(message.key)
-            out += bytes(work.gather()).splitlines(True)
-        elif isinstance(message, ZstdBatch):
-            body = bytes(work.decode(message.data))
-            out += [record + b"\n" for record in PlainBatch(0, 0, message.records, body).unpacked()]
-        elif isinstance(message, PlainBatch):
-            out += [record + b"\n" for record in message.unpacked()]
-    return out
 
 
 @pytest.mark.parametrize("asked, mode", [
