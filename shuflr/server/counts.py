@@ -44,6 +44,8 @@ class Counts:
         self._known = 0
         self._sums: dict[bool, array[int]] = {}
         self._guard = threading.Lock()
+        self._counting = threading.Lock()
+        self._work = core.Work()
         self._stop = threading.Event()
         self._thread: Optional[threading.Thread] = None
         self._load()
@@ -72,15 +74,15 @@ class Counts:
         """Whether a frame has been counted."""
         return self._records[frame] != UNKNOWN
 
-    def records(self, frame: int, work: "Optional[core.Work]" = None) -> int:
+    def records(self, frame: int) -> int:
         """All records of a frame; it is decoded if nobody did so before."""
         if self._records[frame] == UNKNOWN:
-            self._count(frame, work or core.Work())
+            self._count(frame)
         return self._records[frame]
 
-    def kept(self, frame: int, work: "Optional[core.Work]" = None) -> int:
+    def kept(self, frame: int) -> int:
         """Records of a frame that are not beyond 16 MiB."""
-        return self.records(frame, work) - (self._notes[frame] & ~_OPEN_END)
+        return self.records(frame) - (self._notes[frame] & ~_OPEN_END)
 
     def total(self, every: bool = False) -> Optional[int]:
         """All records of all frames that are not beyond 16 MiB, or every one; None while frames are not counted."""
@@ -105,15 +107,19 @@ class Counts:
 
     def complete(self) -> None:
         """Counts here and now what nobody has counted yet."""
-        if self.missing:
-            work = core.Work()
-            for frame in range(self._file.frames):
-                self.records(frame, work)
+        for frame in range(self._file.frames if self.missing else 0):
+            self.records(frame)
 
-    def _count(self, frame: int, work: core.Work) -> None:
-        content = self._file.decode(frame, work)
-        work.split(None)
-        self.learn(frame, content, work.records)
+    def _count(self, frame: int) -> None:
+        """One frame at a time, whoever asks: a thousand clients that come back at once cost one work area."""
+        with self._counting:
+            if self._records[frame] != UNKNOWN:
+                return
+            content = self._file.decode(frame, self._work)
+            self._work.split(None)
+            self.learn(frame, content, self._work.records)
+            if not self.missing:
+                self._work = core.Work()
 
     def start(self) -> None:
         """Counts what is missing on a thread of low priority, and keeps it."""
@@ -131,13 +137,12 @@ class Counts:
     def _fill(self) -> None:
         if sys.platform == "linux":
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
-        work, kept = core.Work(), time.monotonic()
+        kept = time.monotonic()
         try:
             for frame in range(self._file.frames):
                 if self._stop.is_set():
                     break
-                if self._records[frame] == UNKNOWN:
-                    self._count(frame, work)
+                self.records(frame)
                 if time.monotonic() - kept > _KEEP_EVERY:
                     self._save()
                     kept = time.monotonic()

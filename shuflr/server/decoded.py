@@ -122,11 +122,9 @@ class _Ordered:
         return Position(epoch, skip)
 
     def _pool_place(self, order: FramePool, epoch: int, skip: int) -> Position:
-        counts = self._plan.dataset.counts
-        assert counts is not None
         record = 0
         for number, frames in enumerate(order.pools(epoch)):
-            here = sum(counts.kept(frame) for frame in frames)
+            here = sum(records for _, records in self._plan.counted(frames))
             if record + here > skip:
                 return Position(epoch, skip, number, skip - record)
             record += here
@@ -156,7 +154,8 @@ class DecodedStream(Stream):
         self._ready: list[bytes] = []  # what goes out before the next block
         self._complete = False
         self._before = 0  # records of the epochs before
-        self._begin(*plan.place_of(self.resumed_at or 0), self.resumed_at or 0)
+        epoch, skip, self.resumed_at = plan.start()
+        self._begin(epoch, skip, self.resumed_at or 0)
 
     def _begin(self, epoch: int, skip: int, records: int) -> None:
         """Starts at a record of an epoch, `records` being all before it."""

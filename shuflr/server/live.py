@@ -1,5 +1,6 @@
 """What is being streamed at this moment, and what has been: for the metrics and the page that shows them."""
 
+import logging
 import threading
 import time
 from collections.abc import Iterator
@@ -8,6 +9,8 @@ from dataclasses import dataclass, field
 from typing import Optional
 
 from shuflr.server.streaming import Stream
+
+log = logging.getLogger("shuflr")
 
 
 @dataclass
@@ -62,6 +65,8 @@ class Live:
             raise
         finally:
             stream.close()
+            if stream.dropped:
+                log.warning("%s: %s: %d records beyond 16 MiB were left out", peer, live.dataset, stream.dropped)
             with self._lock:
                 del self._streams[live]
                 totals = self._totals.setdefault((live.dataset, transport), Totals())

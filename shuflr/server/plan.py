@@ -3,6 +3,7 @@
 Positions count records as if nobody had stopped, so that a resumed stream has the numbers of an uninterrupted one.
 """
 
+from collections.abc import Iterator
 from typing import Any, NamedTuple, Optional
 
 from shuflr import core
@@ -78,16 +79,6 @@ class Plan:
             return InputError(f"{self.mode} needs seekable zstd, and {self.dataset.id} is {self.dataset.format}")
         return None
 
-    @property
-    def skip(self) -> Optional[int]:
-        """How many records to skip: None where the server cannot, because fragments of records run on into each other
-        and cannot be counted ahead; the client then drops what it has."""
-        skip, counts = self.request.skip, self.dataset.counts
-        if skip and self.by_frames and not self.raw and counts is not None:
-            counts.complete()
-            return None if counts.fragments else skip
-        return skip
-
     def frames(self, epoch: int) -> Any:
         """The frames of an epoch in their order, 4 bytes each."""
         file = self.dataset.file
@@ -100,28 +91,47 @@ class Plan:
         """Whether ranks divide frames, so that their epochs differ in length, and not records."""
         return self.mode in ("chunk-shuffled", "frame-pool")
 
-    def epoch_records(self, epoch: int, sure: bool = False) -> Optional[int]:
-        """How many records an epoch gives; None where that is not known yet, unless it must be found out."""
-        total: Optional[int] = None
+    def epoch_records(self, epoch: int) -> Optional[int]:
+        """How many records an epoch gives; None where that is not known yet."""
         if self.unsuited is not None:
             return None
-        if self.by_frames:
-            total = self._by_frames(epoch, sure)
-        else:
-            total = self.dataset.divided(self.mode, self.partition, sure)
-        if total is not None and self.mode == "reservoir":
-            total = min(total, self.options.reservoir_size)
-        return None if total is None else min(total, self.sample)
+        total = self._by_frames(epoch) if self.by_frames else self.dataset.divided(self.mode, self.partition, False)
+        return None if total is None else self._limited(total)
 
-    def _by_frames(self, epoch: int, sure: bool) -> Optional[int]:
+    def _by_frames(self, epoch: int) -> Optional[int]:
         counts = self.dataset.counts
         assert counts is not None
-        if sure:
-            counts.complete()
         if counts.missing or self.partition.world == 1:
             return counts.total(self.raw)
         sums = counts.sums(self.raw)
         return sum(int(sums[frame + 1] - sums[frame]) for frame in self.frames(epoch))
+
+    def _limited(self, total: int) -> int:
+        """What is given of an epoch's records."""
+        return min(total, self.options.reservoir_size) if self.mode == "reservoir" else min(total, self.sample)
+
+    def _size(self, epoch: int, skip: int) -> int:
+        """How many records an epoch gives, or any number above `skip` if it is more: found out now, if need be, and no
+        further than that."""
+        known = self.epoch_records(epoch)
+        if known is not None:
+            return known
+        if not self.by_frames:
+            return self._limited(self.dataset.divided(self.mode, self.partition, True) or 0)
+        total = 0
+        for _, here in self.counted(self.frames(epoch)):
+            total += here
+            if total > skip or total >= self.sample:
+                break
+        return self._limited(total)
+
+    def counted(self, frames: Any) -> "Iterator[tuple[int, int]]":
+        """Frames, and the records that a stream gives of each; what nobody has counted yet is decoded."""
+        counts = self.dataset.counts
+        assert counts is not None
+        count = counts.records if self.raw else counts.kept
+        for frame in frames:
+            yield frame, count(frame)
 
     @property
     def _alike(self) -> bool:
@@ -136,11 +146,24 @@ class Plan:
             return None
         return first * epochs if self._alike else sum(self.epoch_records(epoch) or 0 for epoch in range(epochs))
 
-    def place_of(self, skip: int) -> "tuple[int, int]":
+    def start(self) -> "tuple[int, int, Optional[int]]":
+        """Where the stream starts: the epoch, how many records of it are skipped, and how many of the whole stream.
+
+        None where the server cannot skip any, because the file was not cut at records: fragments run on into each other
+        and cannot be counted ahead. The client then drops what it has."""
+        skip, counts = self.request.skip, self.dataset.counts
+        if not skip:
+            return 0, 0, skip
+        epoch, rest = self._place_of(skip)
+        if self.by_frames and not self.raw and counts is not None and counts.fragments:
+            return 0, 0, None
+        return epoch, rest, skip
+
+    def _place_of(self, skip: int) -> "tuple[int, int]":
         """The epoch that holds the record behind `skip` others, and how many of those are in it."""
         epoch = 0
         while skip and self.has(epoch):
-            size = self.epoch_records(epoch, sure=True) or 0
+            size = self._size(epoch, skip)
             if size > skip or (size == 0 and self.request.epochs == 0):
                 break
             passed = 1
@@ -152,11 +175,8 @@ class Plan:
 
 def frame_place(plan: Plan, epoch: int, frames: Any, skip: int) -> Position:
     """The place of a record of an epoch of chunk-shuffled."""
-    counts = plan.dataset.counts
-    assert counts is not None
-    count, record = counts.records if plan.raw else counts.kept, 0
-    for unit, frame in enumerate(frames):
-        here = count(frame)
+    record = 0
+    for unit, (_, here) in enumerate(plan.counted(frames)):
         if record + here > skip:
             return Position(epoch, skip, unit, skip - record)
         record += here

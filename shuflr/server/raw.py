@@ -63,13 +63,13 @@ class RawStream(Stream):
     def __init__(self, plan: Plan, memory: Memory, buffers: "Buffers", sums: Optional[Sums] = None) -> None:
         plan.raw = True
         super().__init__(plan, memory)
-        self._memory = memory
         self._buffers = buffers
         self._sums = sums
         self._ready: list[bytes] = []
         self._message: Optional[_Message] = None
         self._complete = False
-        self._begin(*plan.place_of(self.resumed_at or 0), self.resumed_at or 0)
+        epoch, skip, self.resumed_at = plan.start()
+        self._begin(epoch, skip, self.resumed_at or 0)
 
     def _begin(self, epoch: int, skip: int, records: int) -> None:
         self.epochs = epoch
@@ -200,7 +200,7 @@ class RawStream(Stream):
             )
 
     def _counted(self, frames: Any) -> int:
-        """The records of frames. What nobody has counted yet is decoded, with turns of its own for that."""
+        """The records of frames. What nobody has counted yet is decoded, without a turn."""
         counts = self.plan.dataset.counts
         assert counts is not None
         unknown = [frame for frame in frames if not counts.knows(frame)]
@@ -208,8 +208,7 @@ class RawStream(Stream):
             self.turns.leave()
             try:
                 for frame in unknown:
-                    with self._memory.turns, self._memory.making() as work:
-                        counts.records(frame, work)
+                    counts.records(frame)
             finally:
                 self.turns.enter()
         return sum(counts.records(frame) for frame in frames)

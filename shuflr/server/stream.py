@@ -26,7 +26,7 @@ class Stream:
         self.turns = memory.turns
         self.records = self.epochs = self.bytes = self.dropped = 0
         self.waited = 0.0
-        self.resumed_at = plan.skip
+        self.resumed_at: Optional[int] = None
         self.skip_in_frame: Optional[int] = None
         self._sent = 0  # bytes of what is being sent: a block, a frame, or what stands between them
 

@@ -212,6 +212,25 @@ def test_large_frames_go_out_in_pieces_with_the_right_checksum(tmp_path):
         assert bytes(core.Work().decode(frame.data)) == content
 
 
+@pytest.mark.parametrize("mode", ["chunk-shuffled", "frame-pool:5"])
+def test_resuming_in_a_file_that_nobody_counted_looks_no_further_than_it_has_to(tmp_path, corpus, mode):
+    path = write_corpus(tmp_path / "c.zst", corpus[1])
+    catalog = catalog_of(path)
+    request = request_of(mode, {"epochs": 2})
+    stream = opened(catalog, request._replace(skip=100))
+    assert 0 < catalog["corpus"].frames - catalog["corpus"].counts.missing < catalog["corpus"].frames // 2
+    first, second = expected(path, request)
+    assert drained(stream) == b"".join(first[100:] + second)
+
+
+def test_fragments_are_not_skipped_by_the_server(tmp_path):
+    """Records of a file that was not cut at records run on into others in every order of its own."""
+    path = write_corpus(tmp_path / "c.zst", lines(200), frame_size=100, aligned=False)
+    stream = opened(catalog_of(path), request_of("chunk-shuffled", {"skip": 50}))
+    assert stream.resumed_at is None
+    assert drained(stream) == drained(opened(catalog_of(path), request_of("chunk-shuffled", {})))
+
+
 def test_lengths_are_known_once_records_are_counted(tmp_path, corpus):
     path = write_corpus(tmp_path / "c.zst", corpus[1])
     catalog = catalog_of(path)
