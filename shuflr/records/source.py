@@ -5,6 +5,7 @@ pickles as its name and opens the file again where it arrives.
 """
 
 import os
+import time
 from typing import Any, Optional, Union
 
 from shuflr.errors import InputError
@@ -30,7 +31,7 @@ def is_url(path: str) -> bool:
 
 
 class LocalFile:
-    """A file of this machine, by `pread`.
+    """A file of this machine, by `pread`. `read_seconds`: spent in `read_into` so far.
 
     Opening raises the system's OSError: FileNotFoundError, PermissionError, IsADirectoryError."""
 
@@ -42,6 +43,7 @@ class LocalFile:
             self.close()
             raise IsADirectoryError(f"Is a directory: {self.name!r}")
         self.size = self.status.st_size
+        self.read_seconds = 0.0
 
     @property
     def fd(self) -> int:
@@ -64,9 +66,10 @@ class LocalFile:
             data = self.read(offset, length)
             view[: len(data)] = data
             return view[: len(data)]
-        done = 0
+        done, began = 0, time.monotonic()
         while done < length and (got := os.preadv(self.fd, [view[done:]], offset + done)):
             done += got
+        self.read_seconds += time.monotonic() - began
         return view[:done]
 
     def close(self) -> None:

@@ -95,6 +95,11 @@ class Dataset:
         return self.size if self.format == "plain" else None
 
     @property
+    def read_seconds(self) -> float:
+        """Spent waiting for frames to be read."""
+        return self.file.source.read_seconds if self.file and isinstance(self.file.source, LocalFile) else 0.0
+
+    @property
     def records(self) -> Optional[int]:
         """Its records, once they have been counted."""
         return None if self.counts is None else self.counts.total()

@@ -29,8 +29,11 @@ class Totals:
 
 @dataclass(eq=False)
 class LiveStream:
-    """A stream that is being sent: the edge adds to `blocked_on_client`, the rest is read off the stream."""
+    """A stream that is being sent: the edge adds to `blocked_on_client`, the rest is read off the stream.
 
+    number: no other stream of the process has it."""
+
+    number: int
     stream: Stream
     transport: str
     peer: str
@@ -47,6 +50,7 @@ class Live:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        self._count = 0
         self._streams: dict[LiveStream, None] = {}
         self._totals: dict[tuple[str, str], Totals] = {}
 
@@ -54,8 +58,9 @@ class Live:
     def showing(self, stream: Stream, transport: str, peer: str) -> Iterator[LiveStream]:
         """Shows a stream as long as it runs, adds it to the totals afterwards, and closes it; an exception other than
         the client's leaving (ConnectionError) counts as an error."""
-        live = LiveStream(stream, transport, peer)
         with self._lock:
+            self._count += 1
+            live = LiveStream(self._count, stream, transport, peer)
             self._streams[live] = None
         failed: Optional[BaseException] = None
         try:
