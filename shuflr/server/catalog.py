@@ -67,7 +67,6 @@ class Dataset:
         self.format = "seekable zstd" if self.file is not None else sniff(source.read(0, SNIFF))
         self.counts: Optional[Counts] = None
         self._verified = bytearray(0 if self.file is None else self.file.frames)
-        self.sums: dict[int, bytes] = {}  # of frames, as `sums.Sums` made them
         self._guard = threading.Lock()
         self._built: Optional[Index] = None
         self._divided: dict[Partition, int] = {}

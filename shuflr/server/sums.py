@@ -6,6 +6,7 @@ match its checksum and no client takes it.
 """
 
 import threading
+import weakref
 from typing import Optional
 
 from shuflr import core
@@ -14,40 +15,52 @@ from shuflr.server.catalog import Dataset
 _LARGEST = 64 << 20  # frames beyond are read and hashed piece by piece each time
 
 
+class _Made:
+    """The sums of one dataset's frames."""
+
+    def __init__(self) -> None:
+        self.frames: dict[int, bytes] = {}
+        self.bytes = 0
+
+
 class Sums:
-    """The sums of frames of all datasets. limit: bytes they may take together, about a sixteenth of the frames'."""
+    """The sums of frames of all datasets. limit: bytes they may take together, about a sixteenth of the frames'.
+
+    Those of a dataset go with it."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
-        self.held = 0
+        self._made: weakref.WeakKeyDictionary[Dataset, _Made] = weakref.WeakKeyDictionary()
         self._lock = threading.Lock()
         self._making = threading.BoundedSemaphore(2)  # each reads a whole frame
+
+    @property
+    def held(self) -> int:
+        """Bytes of all sums."""
+        with self._lock:
+            return sum(made.bytes for made in self._made.values())
 
     def of(self, dataset: Dataset, frame: int) -> Optional[bytes]:
         """The sums of a frame; None for one that is too short or too long for them, or when there is no room.
 
         Raises DatasetChanged."""
-        found = dataset.sums.get(frame)
-        if found is not None:
-            return found
+        with self._lock:
+            made = self._made.setdefault(dataset, _Made())
+        known = made.frames.get(frame)
+        if known is not None:
+            return known
         file = dataset.file
         assert file is not None
-        if self.held >= self.limit or not 0 < file.table.compressed[frame] <= _LARGEST:
+        if not 0 < file.table.compressed[frame] <= _LARGEST or self.held >= self.limit:
             return None
         with self._making:
             data = file.compressed(frame)
             dataset.check()
-            made = core.frame_sums(data)
-        if not made:
+            fresh = core.frame_sums(data)
+        if not fresh:
             return None
         with self._lock:
-            if frame not in dataset.sums:
-                dataset.sums[frame] = made
-                self.held += len(made)
-        return made
-
-    def forget(self, dataset: Dataset) -> None:
-        """The dataset is not served any more."""
-        with self._lock:
-            self.held -= sum(map(len, dataset.sums.values()))
-            dataset.sums.clear()
+            if frame not in made.frames:
+                made.frames[frame] = fresh
+                made.bytes += len(fresh)
+        return fresh
