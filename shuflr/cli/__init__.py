@@ -26,6 +26,7 @@ class Command(NamedTuple):
 
 COMMANDS = {
     "stream": Command("shuflr.cli.stream", "write the records of an input to standard output, in shuffled order"),
+    "serve": Command("shuflr.cli.serve", "host datasets for training workers, over HTTP and shuflr-wire/1", False),
     "convert": Command("shuflr.cli.convert", "write an input as seekable zstd, cut at records"),
     "info": Command("shuflr.cli.info", "say what a seekable file holds, from its seek table"),
     "analyze": Command("shuflr.cli.analyze", "say how well an order would mix a file, and what it costs"),

@@ -100,6 +100,10 @@ def seed_of(arguments: argparse.Namespace) -> int:
 def add_common(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--progress", choices=("never", "auto", "always"), default="auto",
                         help="a bar on standard error; auto: when that is a terminal")  # fmt: skip
+    add_log_level(parser)
+
+
+def add_log_level(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--log-level", choices=tuple(_LEVELS), default="info", help="default info; $SHUFLR_LOG wins")
 
 

@@ -239,6 +239,13 @@ class Catalog:
             if self._datasets.get(dataset.id) is not dataset:
                 dataset.close()
 
+    def start_counting(self) -> None:
+        """Counts records in the background from now on: in a process that was forked after the files were opened."""
+        self._count = True
+        for dataset in self:
+            if dataset.counts is not None:
+                dataset.counts.start()
+
     def __getitem__(self, name: str) -> Dataset:
         try:
             return self._datasets[name]
