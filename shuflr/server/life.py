@@ -111,7 +111,6 @@ class Shared:
                 again()
             except (ShuflrError, OSError, UnicodeDecodeError) as error:
                 log.warning("the old %s stay: %s", what, error)
-        log.info("reloaded", extra={"fields": {"datasets": len(self.catalog)}})
 
     def _tokens(self) -> None:
         if self.tokens is not None:
@@ -170,6 +169,7 @@ class Server:
         self._shared.reload()
         for edge in self._edges:
             edge.tls = self._shared.tls
+        log.info("reloaded", extra={"fields": {"datasets": len(self._shared.catalog)}})
 
     def drain(self) -> None:
         """Ends all streams, within the time that was set."""
