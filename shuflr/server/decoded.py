@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Optional
 
 from shuflr import core
 from shuflr.order.frame_pool import FramePool
-from shuflr.order.position import Block, Position
+from shuflr.order.position import Block, Order, Position
 from shuflr.order.seeds import frame_key
 from shuflr.records.sieve import MAX_LINE
 from shuflr.server.forms import Batches, Lines
@@ -84,21 +84,29 @@ class _Ordered:
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
-        self._order = plan.dataset.order(plan.mode, plan.options)
+        # index-perm may have to build an index first: that is for when the client has been answered.
+        self._opened = None if plan.mode == "index-perm" else plan.dataset.order(plan.mode, plan.options)
         # A place in compressed text, in a ring or a reservoir is only reached through all before it.
         compressed = plan.mode == "none" and plan.dataset.format not in ("plain", "seekable zstd")
-        self.pinned = self._order.replays or compressed
+        self.pinned = compressed or (self._opened is not None and self._opened.replays)
         self._blocks: Optional[Iterator[Block]] = None
         self._next: Optional[Position] = None
+
+    @property
+    def _order(self) -> Order:
+        if self._opened is None:
+            self._opened = self._plan.dataset.order(self._plan.mode, self._plan.options)
+        return self._opened
 
     def need(self, place: Position) -> int:
         return self._plan.dataset.held_by(self._plan.mode, self._plan.options)
 
     def fill(self, place: Position, left: int, form: "Lines | Batches", work: core.Work) -> Optional[_Filled]:
+        order = self._order
         if self._blocks is None or self._next != place:
             self._plan.dataset.check()
-            self._blocks = iter(self._order.epoch(place))
-        before = self._order.dropped
+            self._blocks = iter(order.epoch(place))
+        before = order.dropped
         try:
             block = next(self._blocks, None)
         except Exception:
@@ -112,11 +120,11 @@ class _Ordered:
             block = block.first(left)
         self._next = block.after(block.records)
         view, records = form.of_block(work, block.data)
-        return _Filled(view, records, self._order.dropped - before, self._next)
+        return _Filled(view, records, order.dropped - before, self._next)
 
     def start(self, epoch: int, skip: int) -> Position:
-        if isinstance(self._order, FramePool):
-            return self._pool_place(self._order, epoch, skip)
+        if isinstance(self._opened, FramePool):
+            return self._pool_place(self._opened, epoch, skip)
         if self._plan.mode == "none":
             return self._plan.dataset.sequential_place(self._plan.partition, epoch, skip)
         return Position(epoch, skip)
@@ -220,6 +228,17 @@ class DecodedStream(Stream):
         left = self.plan.sample - self._place.record
         if left <= 0:
             return
+        if not self._blocks.lasting:
+            self._make(block, left)
+            return
+        # A ring that is filled, or a stream that is run again up to a place, may take minutes: not on others' time.
+        self.turns.leave()
+        try:
+            self._make(block, left)
+        finally:
+            self.turns.enter()
+
+    def _make(self, block: core.BlockMemory, left: int) -> None:
         with self._memory.making() as work:
             block.swap(work)
             try:

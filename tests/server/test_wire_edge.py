@@ -12,6 +12,7 @@ from contextlib import suppress
 
 import pytest
 
+from shuflr.order.slots import Buffer
 from shuflr.server.memory import Memory
 from shuflr.server.wire_edge import Limits
 from shuflr.wire import (
@@ -316,3 +317,25 @@ def test_a_live_stream_shows_where_it_is(large):
         (live,) = serving.edge.live.streams()
         assert (live.dataset, live.transport) == ("corpus", "plain-batch")
         assert live.began <= time.time() and live.stream.bytes > 0 and live.peer.startswith("127.0.0.1:")
+
+
+def test_an_order_that_takes_long_to_begin_keeps_nobody_else_waiting(corpus, monkeypatch):
+    """Filling a ring, or running again up to a place, may take minutes."""
+    ready = threading.Event()
+    honest = Buffer.epoch
+
+    def slow(self, start):
+        assert ready.wait(60)
+        yield from honest(self, start)
+
+    monkeypatch.setattr(Buffer, "epoch", slow)
+    with Serving(corpus[0]) as serving:
+        slow_ones = [Client(serving.address, shuffle="buffer") for _ in range(12)]
+        assert all(client.next().status == 0 for client in slow_ones)
+        for mode in ("raw-frame", "plain-batch"):
+            with Client(serving.address, mode=mode) as client:
+                assert len(records_of(client.rest())) == len(corpus[1])
+        ready.set()
+        for client in slow_ones:
+            with client:
+                assert len(records_of(client.rest())) == len(corpus[1])
