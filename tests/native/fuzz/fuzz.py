@@ -53,6 +53,8 @@ def seeds() -> "list[bytes]":
         for numbers in (b"\5\1\7\1\3\2\4", b"\2\0\3\3\377\1\1", b"\0\2\1\2\1\7\2"):
             found.append(b"\2" + numbers.ljust(15, b"\0") + text)
             found.append(b"\3" + numbers.ljust(15, b"\0") + text)
+            found.append(b"\7" + numbers.ljust(15, b"\0") + text)
+            found.append(b"\x08" + numbers.ljust(15, b"\5") + text)
     places = struct.pack("<9I", 0, 0, 4, 0, 4, 6, 2, 0, 9)
     found += [b"\4" + bytes([size]).ljust(15, b"\0") + places for size in (0, 1, 20)]
     offsets = struct.pack("<8H", 0, 3, 3, 9, 14, 16, 20, 11)

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "batch.h"
 #include "checksum.h"
 #include "frame.h"
 #include "idset.h"
@@ -16,6 +17,7 @@
 #include "scan.h"
 #include "sieve.h"
 #include "slots.h"
+#include "xxh3.h"
 
 void *ZSTD_createDCtx(void);
 size_t ZSTD_freeDCtx(void *);
@@ -292,6 +294,73 @@ static void ids(const uint8_t *numbers, const uint8_t *data, size_t len)
     free(offsets);
 }
 
+/* The data is records, which become batches, some in a first call and the rest, after what is left open, in a second.
+ * Each message must be where the one before it ends, match its checksum, and hold as many records as it says. */
+static void batches(const uint8_t *numbers, const uint8_t *data, size_t len)
+{
+    shuflr_zstd zstd = functions();
+    shuflr_work *work = shuflr_work_new(&zstd);
+    shuflr_batches state = {.most_records = 1 + numbers[0] % 9, .most_bytes = 1 + numbers[1] * 4u,
+                            .level = numbers[2] % 3 == 0};
+    uint64_t emitted = 0, told = 0, expected = 0;
+    uint8_t *carry = NULL;
+    size_t carry_len = 0;
+
+    must(shuflr_load(work, data, len) == SHUFLR_OK && shuflr_split(work, NULL) == SHUFLR_OK);
+    for (int call = 0; call < 2; call++) {
+        int status = shuflr_batch(work, &state, carry, carry_len, call ? UINT64_MAX : numbers[3], call,
+                                  numbers[4] & 1 ? 5 + numbers[5] : UINT64_MAX, numbers[4] & 2 ? SHUFLR_SKIP : SHUFLR_PASS);
+        must(status == SHUFLR_OK);
+        emitted += work->emitted;
+        for (size_t at = 0; at < work->out_len;) {
+            const uint8_t *message = work->out + at;
+            uint64_t sum = 0;
+            size_t payload = message[1] | (size_t)message[2] << 8 | (size_t)message[3] << 16, body = 21;
+            uint32_t records = message[17] | (uint32_t)message[18] << 8;
+            for (int i = 8; i-- > 0;)
+                sum = sum << 8 | message[5 + payload + i];
+            must(message[0] == (state.level ? 2 : 3) && sum == shuflr_xxh3(message, 5 + payload));
+            must(message[5] == (expected++ & 255) && records > 0 && records <= state.most_records);
+            for (uint32_t i = 0; i < records && !state.level; i++)
+                body += 4 + (message[body] | (size_t)message[body + 1] << 8 | (size_t)message[body + 2] << 16);
+            must(state.level || body == 5 + payload);
+            told += records;
+            at += 5 + payload + 8;
+        }
+        free(carry);
+        carry_len = (size_t)state.open_len;
+        carry = malloc(carry_len + 1);
+        if (carry_len > 0)
+            memcpy(carry, work->out + work->out_len + SHUFLR_BATCH_HEAD, carry_len);
+    }
+    must(carry_len == 0 && told == emitted);
+    free(carry);
+    shuflr_work_free(work);
+}
+
+/* A checksum does not depend on how its bytes come, nor on whether a frame is looked at or its sums. */
+static void checksums(const uint8_t *numbers, const uint8_t *data, size_t len)
+{
+    shuflr_xxh3_state state;
+    uint64_t whole = shuflr_xxh3(data, len);
+    uint8_t *sums;
+    size_t size;
+
+    shuflr_xxh3_init(&state);
+    for (size_t at = 0, step; at < len; at += step) {
+        step = 1 + numbers[at % 15] * (numbers[0] & 1 ? 9u : 1u);
+        step = step < len - at ? step : len - at;
+        shuflr_xxh3_update(&state, data + at, step);
+    }
+    must(shuflr_xxh3_digest(&state) == whole);
+    if (len < SHUFLR_RAW_HEAD || (size = shuflr_sums_size(len - SHUFLR_RAW_HEAD)) == 0)
+        return;
+    sums = malloc(size);
+    shuflr_sums(data + SHUFLR_RAW_HEAD, len - SHUFLR_RAW_HEAD, sums);
+    must(shuflr_sums_digest(data, sums, len - SHUFLR_RAW_HEAD) == whole);
+    free(sums);
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t len)
 {
     static void (*const targets[])(const uint8_t *, const uint8_t *, size_t) = {frame,   stream, slots,
@@ -301,6 +370,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t len)
         return 0;
     if (data[0] % 16 == 6)
         ids(data + 1, data + 17, len - 17);
+    else if (data[0] % 16 == 7)
+        batches(data + 1, data + 16, len - 16);
+    else if (data[0] % 16 == 8)
+        checksums(data + 1, data + 16, len - 16);
     else
         targets[data[0] % 6](data + 1, data + 16, len - 16);
     return 0;
