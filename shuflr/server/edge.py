@@ -262,7 +262,7 @@ class Connection:
         What the client says meanwhile is heard."""
         began = time.monotonic()
         turns, stall, fd = live.stream.turns, self._edge.limits.stall, self._sock.fileno()
-        try:
+        with live.waiting_for_client():
             while True:
                 wake = -1 if self._edge.draining.is_set() else self._edge.wake
                 left = None if stall is None else began + stall - time.monotonic()
@@ -280,8 +280,6 @@ class Connection:
                 if found & ~select.POLLIN:
                     return
                 turns.leave()
-        finally:
-            live.blocked_on_client += time.monotonic() - began
 
     def _reset_at_close(self) -> None:
         """Has the connection end as one that broke, where the protocol has no other way to say so."""

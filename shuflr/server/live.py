@@ -29,7 +29,7 @@ class Totals:
 
 @dataclass(eq=False)
 class LiveStream:
-    """A stream that is being sent: the edge adds to `blocked_on_client`, the rest is read off the stream.
+    """A stream that is being sent: the edge says when it waits for its client, the rest is read off the stream.
 
     number: no other stream of the process has it."""
 
@@ -38,7 +38,24 @@ class LiveStream:
     transport: str
     peer: str
     began: float = field(default_factory=time.time)
-    blocked_on_client: float = 0.0
+    _blocked: float = 0.0
+    _blocked_since: Optional[float] = None
+
+    @contextmanager
+    def waiting_for_client(self) -> Iterator[None]:
+        """Counts the time in which the client takes nothing."""
+        self._blocked_since = began = time.monotonic()
+        try:
+            yield
+        finally:
+            self._blocked_since = None
+            self._blocked += time.monotonic() - began
+
+    @property
+    def blocked_on_client(self) -> float:
+        """Seconds, up to now."""
+        blocked, since = self._blocked, self._blocked_since
+        return blocked if since is None else blocked + time.monotonic() - since
 
     @property
     def dataset(self) -> str:

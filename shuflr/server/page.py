@@ -24,7 +24,7 @@ td { border-bottom: 1px solid #e6e8e3; vertical-align: top }
 .n { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap }
 code { font: 13px/1.5 ui-monospace, monospace; background: #eef0eb; padding: .1rem .35rem; border-radius: 3px;
   user-select: all; overflow-wrap: anywhere }
-.id { font-weight: 600 }
+.id { font-weight: 600 } .id p { font-weight: 400; margin: 0 }
 """
 
 
@@ -77,6 +77,10 @@ def _count(value: "int | None") -> str:
     return "" if value is None else f"{value:,}"
 
 
+def _some(count: int, one: str, many: str = "") -> str:
+    return f"{count} {one if count == 1 else many or one + 's'}"
+
+
 def _dataset_row(dataset: Dataset, offers: "tuple[Offer, ...]", host: str) -> str:
     lines = "<br>".join(
         f"<code>Dataset({escape(repr(offer.url(host, dataset.id)), quote=False)})</code>" for offer in offers
@@ -106,12 +110,12 @@ def status_page(
     """The page. processes: as `status.described` tells them; host: as the client calls the server."""
     served = [_dataset_row(dataset, offers, bare_host(host)) for dataset in datasets]
     running = [_stream_row(stream) for process in processes for stream in process["streams"]]
-    plural = "" if len(processes) == 1 else "es"
     return (
         '<!doctype html><html lang="en"><meta charset="utf-8"><meta http-equiv="refresh" content="5">'
         '<meta name="viewport" content="width=device-width"><title>shuflr server</title>'
         f"<style>{_STYLE}</style><h1>shuflr</h1>"
-        f"<p>{len(served)} datasets, {len(running)} streams, {len(processes)} process{plural}."
+        f"<p>{_some(len(served), 'dataset')}, {_some(len(running), 'stream')},"
+        f" {_some(len(processes), 'process', 'processes')}."
         ' Metrics are at <a href="/metrics">/metrics</a>.</p>'
         "<h2>Datasets</h2><p>After <code>from shuflr import Dataset</code>, and with seed, epochs, shuffle as you like:"
         "</p>"
