@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Optional
 
 from shuflr.server.streaming import Stream
@@ -56,6 +57,11 @@ class LiveStream:
         """Seconds, up to now."""
         blocked, since = self._blocked, self._blocked_since
         return blocked if since is None else blocked + time.monotonic() - since
+
+    @cached_property
+    def total_records(self) -> Optional[int]:
+        """Of the whole stream, if that was known when it was asked for first: adding up a rank's frames takes time."""
+        return self.stream.plan.total_records
 
     @property
     def dataset(self) -> str:

@@ -46,7 +46,7 @@ def described(live: Live, catalog: Catalog) -> "dict[str, Any]":
                 "number": each.number, "dataset": each.dataset, "transport": each.transport, "peer": each.peer,
                 "shuffle": each.stream.plan.request.shuffle, "epoch": each.stream.epochs,
                 "records": each.stream.records, "bytes": each.stream.bytes, "seconds": max(now - each.began, 1e-3),
-                "blocked_on_client": each.blocked_on_client, "total_records": each.stream.plan.total_records,
+                "blocked_on_client": each.blocked_on_client, "total_records": each.total_records,
             }
             for each in live.streams()
         ],
