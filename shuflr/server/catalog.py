@@ -8,6 +8,7 @@ never mapped: a mapped file that shrinks would kill the process.
 import os
 import stat
 import string
+import sys
 import threading
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
@@ -192,11 +193,6 @@ class Dataset:
         ordinal = sums[frame] if partition.world > 1 else 0
         return Position(epoch, skip, offset, skip - before, ordinal)
 
-    def close(self) -> None:
-        """Stops the counting. The file closes with the last stream that reads it."""
-        if self.counts is not None:
-            self.counts.stop()
-
 
 class Catalog:
     """The datasets by name. `reload` changes the list under running streams, which keep what they opened."""
@@ -206,8 +202,11 @@ class Catalog:
 
         Raises InputError for a name given twice, and the system's OSError for a path."""
         self._verify = verify
-        self._count = count
+        self._stop = threading.Event()
+        self._counter: Optional[threading.Thread] = None
         self._datasets = self._opened(list(datasets), {})
+        if count:
+            self.start_counting()
 
     def _opened(self, specs: "list[tuple[str, str]]", known: "dict[str, Dataset]") -> "dict[str, Dataset]":
         opened: dict[str, Dataset] = {}
@@ -215,9 +214,6 @@ class Catalog:
             if name in opened:
                 raise InputError(f"dataset id {name!r} is given twice")
             opened[name] = self._same(known.get(name), path) or Dataset(name, path, self._verify)
-        for dataset in opened.values():
-            if self._count and dataset.counts is not None:
-                dataset.counts.start()
         return opened
 
     @staticmethod
@@ -233,18 +229,31 @@ class Catalog:
 
     def reload(self, datasets: "Iterable[tuple[str, str]]") -> None:
         """Serves this list from now on; files that did not change stay open. On an error the old list stays."""
-        before = self._datasets
-        self._datasets = self._opened(list(datasets), before)
-        for dataset in before.values():
-            if self._datasets.get(dataset.id) is not dataset:
-                dataset.close()
+        self._datasets = self._opened(list(datasets), self._datasets)
+        if self._counter is not None:
+            self.start_counting()
 
     def start_counting(self) -> None:
-        """Counts records in the background from now on: in a process that was forked after the files were opened."""
-        self._count = True
+        """Counts records in the background from now on, one file after the other on a thread of low priority. Not
+        before a process is forked, but in it."""
+        self.close()
+        self._stop = threading.Event()
+        self._counter = threading.Thread(target=self._count, args=(self._stop,), name="shuflr-counts", daemon=True)
+        self._counter.start()
+
+    def _count(self, stop: threading.Event) -> None:
+        if sys.platform == "linux":
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
         for dataset in self:
             if dataset.counts is not None:
-                dataset.counts.start()
+                dataset.counts.fill(stop)
+
+    def close(self) -> None:
+        """Ends the counting within one frame. Files close with the last stream that reads them."""
+        self._stop.set()
+        if self._counter is not None:
+            self._counter.join()
+            self._counter = None
 
     def __getitem__(self, name: str) -> Dataset:
         try:
@@ -257,7 +266,3 @@ class Catalog:
 
     def __len__(self) -> int:
         return len(self._datasets)
-
-    def close(self) -> None:
-        for dataset in self:
-            dataset.close()

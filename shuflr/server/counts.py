@@ -7,15 +7,15 @@ ends without LF. A frame not counted yet has 2^32-1 records. A file that is dama
 is made again.
 """
 
+import fcntl
 import logging
-import os
 import struct
 import sys
 import threading
 import time
 from array import array
 from itertools import accumulate
-from typing import Optional
+from typing import BinaryIO, Optional
 
 from shuflr import core
 from shuflr.records.atomic import AtomicFile
@@ -46,8 +46,6 @@ class Counts:
         self._guard = threading.Lock()
         self._counting = threading.Lock()
         self._work = core.Work()
-        self._stop = threading.Event()
-        self._thread: Optional[threading.Thread] = None
         self._load()
 
     @property
@@ -121,34 +119,33 @@ class Counts:
             if not self.missing:
                 self._work = core.Work()
 
-    def start(self) -> None:
-        """Counts what is missing on a thread of low priority, and keeps it."""
-        if self.missing and self._thread is None:
-            self._thread = threading.Thread(target=self._fill, name="shuflr-counts", daemon=True)
-            self._thread.start()
-
-    def stop(self) -> None:
-        """Ends the counting within one frame; what was counted is kept."""
-        self._stop.set()
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
-
-    def _fill(self) -> None:
-        if sys.platform == "linux":
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
-        kept = time.monotonic()
+    def fill(self, stop: threading.Event) -> None:
+        """Counts what is missing until it is told to stop, and keeps it. Of several processes that serve the file one
+        counts, and the others take over what it kept."""
         try:
-            for frame in range(self._file.frames):
-                if self._stop.is_set():
+            with open(self._file.name, "rb") as file:
+                while self.missing and not _locked(file):
+                    if stop.wait(1.0):
+                        return
+                if self.missing:
+                    self._load()
+                self._fill(stop)
+        except Exception as error:
+            log.warning("counting the records of %s stopped: %s", self._file.name, error)
+
+    def _fill(self, stop: threading.Event) -> None:
+        before, kept = self.missing, time.monotonic()
+        try:
+            for frame in range(self._file.frames if before else 0):
+                if stop.is_set():
                     break
                 self.records(frame)
                 if time.monotonic() - kept > _KEEP_EVERY:
                     self._save()
                     kept = time.monotonic()
-        except Exception as error:
-            log.warning("counting the records of %s stopped: %s", self._file.name, error)
-        self._save()
+        finally:
+            if self.missing < before:
+                self._save()
 
     def _load(self) -> None:
         try:
@@ -165,8 +162,11 @@ class Counts:
         words = array("I", data[_HEADER.size : size])
         if sys.byteorder == "big":
             words.byteswap()
-        self._records, self._notes = words[0::2], words[1::2]
-        self._known = self._file.frames - self._records.count(UNKNOWN)
+        with self._guard:
+            for frame, (records, notes) in enumerate(zip(words[0::2], words[1::2])):
+                if records != UNKNOWN and self._records[frame] == UNKNOWN:
+                    self._notes[frame], self._records[frame] = notes, records
+                    self._known += 1
 
     def _save(self) -> None:
         """Keeps what is known. A place that cannot be written costs the counting at the next start, not a stream."""
@@ -182,3 +182,14 @@ class Counts:
                 output.commit()
         except OSError as error:
             log.warning("cannot keep record counts at %s (%s); the next start counts again", self._path, error)
+
+
+def _locked(file: BinaryIO) -> bool:
+    """Whether this process is the one that counts the file, until it closes it; where files cannot be locked, it is."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        pass
+    return True

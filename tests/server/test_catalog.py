@@ -1,5 +1,6 @@
 """What a server keeps about its datasets: names, identities, and the records that it counts once."""
 
+import fcntl
 import gc
 import logging
 import os
@@ -24,11 +25,10 @@ def path(tmp_path, corpus):
 
 def counted(path):
     """The dataset opened by a new server whose counting has ended."""
-    dataset = Dataset("corpus", path)
-    dataset.counts.start()
-    assert wait_until(lambda: not dataset.counts._thread.is_alive())
-    dataset.close()
-    return dataset
+    catalog = Catalog([("corpus", path)])
+    assert wait_until(lambda: not catalog._counter.is_alive())
+    catalog.close()
+    return catalog["corpus"]
 
 
 @pytest.mark.parametrize("text", ["", "a", "=path", "a=", "a b=path", "ä=path", "a/b=path", "../a=path"])
@@ -121,11 +121,30 @@ def test_streaming_counts_on_the_way(path, corpus):
 
 def test_counting_stops_at_once_and_keeps_what_it_has(tmp_path):
     path = write_corpus(tmp_path / "many.zst", lines(20_000), frame_size=64)
-    dataset = Dataset("corpus", path)
-    dataset.counts.start()
-    dataset.close()
-    missing = dataset.counts.missing
-    assert Dataset("corpus", path).counts.missing == missing
+    catalog = Catalog([("corpus", path)])
+    catalog.close()
+    assert Dataset("corpus", path).counts.missing == catalog["corpus"].counts.missing
+
+
+def test_of_several_processes_one_counts_and_the_others_take_over(path, corpus, monkeypatch):
+    first, second = Dataset("corpus", path), Dataset("corpus", path)
+    with open(path, "rb") as counting:
+        fcntl.flock(counting, fcntl.LOCK_EX)  # as the process that counts does
+        waiting = threading.Thread(target=second.counts.fill, args=(threading.Event(),))
+        waiting.start()
+        first.counts.complete()
+        first.counts._save()
+        monkeypatch.setattr(core.Work, "decode", None)
+    waiting.join()
+    assert second.records == len(corpus[1])
+
+
+def test_a_reload_counts_what_is_new(path, tmp_path):
+    catalog = Catalog([("a", path)])
+    other = write_corpus(tmp_path / "other.zst", lines(50))
+    catalog.reload([("a", path), ("b", other)])
+    assert wait_until(lambda: catalog["b"].records == 50 and catalog["a"].records is not None)
+    catalog.close()
 
 
 def test_records_beyond_16_mib_are_left_out_of_decoded_streams_and_counted(tmp_path):

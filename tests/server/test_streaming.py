@@ -2,6 +2,7 @@
 
 import gzip
 import random
+import threading
 
 import pytest
 
@@ -236,8 +237,7 @@ def test_lengths_are_known_once_records_are_counted(tmp_path, corpus):
     catalog = catalog_of(path)
     for mode in MODES:
         assert Plan(catalog, request_of(mode, {"epochs": 2})).total_records is None
-    catalog["corpus"].counts.start()
-    catalog["corpus"].counts._thread.join()
+    catalog["corpus"].counts.fill(threading.Event())
     for mode in MODES:
         for shape in SHAPES:
             request = request_of(mode, shape)
