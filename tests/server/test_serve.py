@@ -15,6 +15,13 @@ from tests.server.conftest import lines, write_corpus
 from tests.server.serve_command import COMMAND, ServeCommand, children, wait_until
 
 
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    """A corpus of these tests alone, since a server keeps counts beside it: (path, records)."""
+    records = lines(1000)
+    return write_corpus(tmp_path_factory.mktemp("served") / "corpus.jsonl.zst", records), records
+
+
 @pytest.fixture
 def large(tmp_path):
     """A corpus whose epoch does not fit in socket buffers: (path, records)."""
