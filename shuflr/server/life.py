@@ -8,6 +8,7 @@ replaced without a connection refused.
 
 import logging
 import os
+import resource
 import select
 import shutil
 import signal
@@ -35,6 +36,7 @@ log = logging.getLogger("shuflr")
 
 _END = {signal.SIGTERM, signal.SIGINT}
 _CUTTING = 6.0  # seconds beyond the drain's own in which a worker has to end
+_OTHER_FILES = 1024  # datasets, sidecars, pipes
 _QUICK_DEATH = 1.0  # seconds; a worker that lives no longer is replaced no sooner than after as many
 
 
@@ -214,6 +216,19 @@ def _announce(settings: Settings, listeners: Listeners, shared: Shared) -> None:
         log.info("serve(unix) bound", extra={"fields": {"addr": settings.unix, **fields, "tls": False}})
 
 
+def _allow_open_files(connections: int) -> None:
+    """Raises the number of open files that a process may have, as far as the system lets it: often 1,024 to begin
+    with, and every connection is one."""
+    want = connections + _OTHER_FILES
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < want:
+        most = want if hard == resource.RLIM_INFINITY else min(want, hard)
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+        except (ValueError, OSError) as error:
+            log.info("the system allows %d open files, and no more (%s)", soft, error)
+
+
 def run(settings: Settings) -> int:
     """Serves until a signal ends it; returns the exit code. Raises InputError, OSError before it serves."""
     waited = {*_END, signal.SIGHUP, signal.SIGCHLD, signal.SIGALRM}
@@ -222,6 +237,7 @@ def run(settings: Settings) -> int:
     signal.pthread_sigmask(signal.SIG_BLOCK, waited)
     if settings.http is not None or settings.unix is not None:
         import shuflr.server.http_edge  # noqa: F401  (says what is missing before anything is opened)
+    _allow_open_files(settings.limits.connections)
     shared = Shared(settings)
     listeners = Listeners.open(settings)
     try:

@@ -1,6 +1,7 @@
 """`shuflr serve` as a process: what it says, how it reloads, drains and ends, and what its workers do."""
 
 import os
+import resource
 import shutil
 import signal
 import socket
@@ -238,3 +239,61 @@ def test_the_streams_of_all_workers_are_counted_together(corpus):
             assert server.get("/v1/streams/c")[0] == 200
         want = f'shuflr_records_total{{dataset="c",transport="http"}} {6.0 * len(corpus[1])}'
         assert wait_until(lambda: want in server.get("/metrics")[2].decode())
+
+
+def test_a_reload_reaches_every_worker(corpus, tmp_path):
+    datasets, path = tmp_path / "datasets", tmp_path / "socket"
+    datasets.write_text(f"first={corpus[0]}\n")
+    command = ("--http", "127.0.0.1:0", "--unix", path, "--datasets", datasets, "--workers", "2")
+    with ServeCommand(*command, ready=2) as server:
+        datasets.write_text(f"second={corpus[0]}\n")
+        server.tell(signal.SIGHUP)
+        told = {server.until("reloaded")["pid"] for _ in range(2)}
+        assert len(told) == 2
+        assert all(server.get("/v1/streams/second")[0] == 200 for _ in range(8))
+        with socket.socket(socket.AF_UNIX) as sock:
+            sock.connect(str(path))
+            sock.sendall(b"GET /v1/datasets/second HTTP/1.1\r\nConnection: close\r\n\r\n")
+            assert sock.recv(1000).startswith(b"HTTP/1.1 200")
+
+
+@pytest.mark.parametrize("first", [b"", b"\x16\x03\x01", b"GET /v1/health HTTP/1.1\r\n\r\n"], ids=["", "half", "plain"])
+def test_a_handshake_that_does_not_come_is_given_up(corpus, certificate, first):
+    chain, key, ca = certificate
+    command = ("--http", "127.0.0.1:0", "--dataset", f"c={corpus[0]}", "--tls-cert", chain, "--tls-key", key,
+               "--handshake-timeout", "0.2")  # fmt: skip
+    with ServeCommand(*command) as server:
+        with socket.create_connection(server.address(), timeout=60) as sock:
+            sock.sendall(first)
+            try:
+                assert b"SERVING" not in sock.recv(1000)
+            except ConnectionResetError:
+                pass
+        assert server.get("/v1/health", context=trusting(ca))[0] == 200
+        server.end()
+        assert not any(entry["level"] in ("error", "text") for entry in server.said)
+
+
+def test_the_log_is_for_people_unless_it_is_told_otherwise(corpus):
+    command = [*COMMAND, "--http", "127.0.0.1:0", "--dataset", f"c={corpus[0]}"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    line = process.stderr.readline()
+    process.terminate()
+    rest = process.communicate(timeout=60)[1]
+    assert line.startswith("shuflr: INFO: serve(http) bound addr=127.0.0.1:")
+    assert line.endswith(" datasets=1 tls=false auth=none\n") and rest == "shuflr: INFO: draining\n"
+    assert process.returncode == 0
+
+
+def test_connections_are_not_bounded_by_the_usual_limit_of_open_files(corpus):
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (64, before[1]))
+    try:
+        server = ServeCommand("--http", "127.0.0.1:0", "--dataset", f"c={corpus[0]}")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    with server:
+        held = [socket.create_connection(server.address(), timeout=60) for _ in range(100)]
+        assert server.get("/v1/streams/c")[0] == 200
+        for sock in held:
+            sock.close()
