@@ -195,14 +195,27 @@ class _Connection(Connection):
                 None, _json(503, {"error": "overloaded", "detail": detail}, (("retry-after", _RETRY_AFTER),))
             )
         while self._keep and not self._edge.draining.is_set():
-            asked = HTTPRequest(self._edge.settings, self, proxy_mode=True)  # takes a whole URL as well as a path
-            asked.parse_request()
-            if not asked.ready:
+            asked = self._asked()
+            if asked is None:
                 break
             self._keep = not (asked.close_connection or _has_body(asked))
             self._respond(asked)
             self._deadline = time.monotonic() + self._edge.limits.handshake
         self._farewell()
+
+    def _asked(self) -> Any:
+        """The next request; None when there is none, or it got its answer already."""
+        asked = HTTPRequest(self._edge.settings, self, proxy_mode=True)  # takes a whole URL as well as a path
+        try:
+            asked.parse_request()
+        except OSError:
+            raise
+        except Exception as error:  # bytes that the parser did not foresee: not a reason to say anything in the log
+            log.debug("%s: no request: %r", self.peer, error)
+            self._keep = False
+            self._answer(None, _json(400, {"error": "bad_request", "detail": "this is not a request that makes sense"}))
+            return None
+        return asked if asked.ready else None
 
     def _respond(self, asked: Any) -> None:
         path, query = _target(asked.uri)

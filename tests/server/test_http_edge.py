@@ -2,7 +2,9 @@
 
 import http.client
 import json
+import logging
 import os
+import random
 import socket
 import threading
 
@@ -63,6 +65,13 @@ def large(tmp_path):
     """A corpus whose epoch does not fit in socket buffers: (path, records)."""
     records = [b"%d %s\n" % (i, os.urandom(500).hex().encode()) for i in range(16_000)]
     return write_corpus(tmp_path / "large.zst", records, frame_size=1 << 19), records
+
+
+@pytest.fixture
+def said(caplog, monkeypatch):
+    """What the server logs, whatever a command that ran in this process has set."""
+    monkeypatch.setattr(logging.getLogger("shuflr"), "propagate", True)
+    return caplog
 
 
 def everything(sock):
@@ -176,6 +185,37 @@ def test_hostile_requests_are_refused(serving, request_, status):
         answer = b"HTTP/1.1 " + status
     assert answer.split(b" ")[1] == status
     assert serving.get("/v1/health")[0] == 200
+
+
+@pytest.mark.parametrize("request_", [
+    b"GET http://[::,]:80/v1/health HTTP/1.0\r\n\r\n",
+    b"GET http://::1]:80/v1/health HTTP/1.1\r\n\r\n",
+    b"GET /v1/health HTTP/1.1\r\n continued: from nothing\r\n\r\n",
+], ids=range(3))  # fmt: skip
+def test_bytes_that_the_parser_trips_over_are_a_bad_request(serving, request_, said):
+    assert everything(serving.say(request_)).startswith(b"HTTP/1.1 400")
+    assert not [record for record in said.records if record.levelname == "ERROR"]
+
+
+def test_mutated_requests_never_disturb_the_server(serving, said):
+    draw = random.Random(7)
+    whole = (b"GET /v1/streams/corpus?seed=1&epochs=1&rank=0&world_size=2 HTTP/1.1\r\nHost: x\r\nTE: trailers\r\n"
+             b"Authorization: Bearer a\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")  # fmt: skip
+    for _ in range(300):
+        data = bytearray(whole)
+        for _ in range(draw.randrange(1, 6)):
+            place = draw.randrange(len(data))
+            piece = draw.choice((b"", b"\0", b"[", b":", b"\r\n", b"%", b"\xff", b"9" * 30))
+            data[place : place + draw.randrange(3)] = piece
+        with serving.say(bytes(data)) as sock:
+            sock.shutdown(socket.SHUT_WR)
+            try:
+                while sock.recv(1 << 16):
+                    pass
+            except ConnectionResetError:
+                pass
+    assert serving.get("/v1/health")[0] == 200
+    assert not [record for record in said.records if record.levelname == "ERROR"]
 
 
 def test_one_connection_too_many_is_told_to_try_again(corpus):
