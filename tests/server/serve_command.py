@@ -16,15 +16,17 @@ COMMAND = [sys.executable, "-c", "from shuflr.cli import main; main()", "serve"]
 
 
 class ServeCommand:
-    """Started and ready when entered; ended when left. `said` holds the log, one dict a line."""
+    """Started and ready when entered; ended when left. `said` holds the log, one dict a line.
 
-    def __init__(self, *arguments, ready=1):
+    ready: how many listeners have to say that they are. by: a command that runs it."""
+
+    def __init__(self, *arguments, ready=1, by=()):
         self.said = []
         self._ready = ready
         self._lines = queue.Queue()
         self.process = subprocess.Popen(
-            [*COMMAND, *map(str, arguments), "--log-format", "json"], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL,
-            text=True, env={**os.environ, "SHUFLR_LOG": "info"},
+            [*by, *COMMAND, *map(str, arguments), "--log-format", "json"],
+            stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, env={**os.environ, "SHUFLR_LOG": "info"},
         )  # fmt: skip
         self._reader = threading.Thread(target=self._read)
         self._reader.start()
