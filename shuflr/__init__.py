@@ -1,4 +1,20 @@
 """Corpora far larger than memory, streamed to training workers in seed-deterministic shuffled order.
 
-The compiled core (ChaCha20, and what grows on it) is `shuflr._native`; importing this package starts nothing.
+`Dataset` iterates a corpus that `shuflr serve` serves. Importing this package starts nothing.
 """
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from shuflr.client.dataset import Dataset
+
+__all__ = ["Dataset"]
+
+
+def __getattr__(name: str) -> Any:
+    # Loaded when it is asked for: the command line needs no client.
+    if name == "Dataset":
+        from shuflr.client.dataset import Dataset
+
+        return Dataset
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -169,6 +169,10 @@ class Batches:
         state.batch, state.records, state.unended, state.unended_len, self.carry = value
 
 
+def _address(memory: Any) -> int:
+    return int(ffi.cast("uintptr_t", memory))
+
+
 class Work:
     """One thread's area for frames: decoded content, record spans, the block gathered last."""
 
@@ -301,6 +305,13 @@ class Work:
         self._raise_oversized(status, max_line)
         check(status)
         return self.block
+
+    def listed(self, first: int = 0) -> "list[bytes]":
+        """The records of the frame in their order, without their LFs, from record `first` on."""
+        from shuflr._records import from_spans
+
+        work = self._work
+        return from_spans(_address(work.content), _address(work.spans), min(first, work.records), work.records)
 
     def entries(self, frame: int) -> bytes:
         """An index entry for each record of the content, in order: frame, offset and length, each u32."""
@@ -518,6 +529,27 @@ def length_prefixed(block: Bytes) -> memoryview:
     """A block of whole records as u32 length and bare bytes each: the body of a plain batch."""
     out = bytearray(len(block) + 3 * count_lf(block) + 4)
     return memoryview(out)[: lib.shuflr_length_prefix(pointer(block), len(block), pointer(out))]
+
+
+def batched(messages: Bytes) -> "tuple[list[bytes], int]":
+    """The records of the whole plain-batch messages at the beginning of `messages`, checked, and how many bytes these
+    messages are. Raises DataError for a damaged one."""
+    from shuflr._records import from_batches
+
+    try:
+        return from_batches(_address(pointer(messages)), len(messages))
+    except ValueError as error:
+        raise DataError(str(error)) from None
+
+
+def prefixed(data: Bytes, records: int) -> "list[bytes]":
+    """So many records, each behind its u32 length. Raises DataError for one that reaches beyond the data."""
+    from shuflr._records import from_prefixed
+
+    try:
+        return from_prefixed(_address(pointer(data)), len(data), records)
+    except ValueError as error:
+        raise DataError(str(error)) from None
 
 
 def json_fault(record: Bytes) -> "Optional[tuple[str, int]]":

@@ -52,3 +52,7 @@ class UnknownDataset(InputError):
 
 class Overloaded(ShuflrError):
     """There is no memory left for this stream; another time there may be."""
+
+
+class StreamError(ShuflrError, OSError):
+    """A stream from a server that cannot go on: it was refused, broke off, or did not say that it is complete."""

@@ -1,0 +1,69 @@
+"""What a connection gives, piece by piece: records that are still to be unpacked, and the marks between them."""
+
+from typing import Any, NamedTuple, Optional, Protocol, Union
+
+
+class Piece(Protocol):
+    """Some records on their way. `records` unpacks them, in any thread, once."""
+
+    def records(self) -> "list[bytes]":
+        """The records without their LFs. Raises StreamError for one that cannot be unpacked."""
+        ...
+
+
+class Unpacked(NamedTuple):
+    """Records that need nothing more."""
+
+    listed: "list[bytes]"
+
+    def records(self) -> "list[bytes]":
+        return self.listed
+
+
+class EpochEnd(NamedTuple):
+    """An epoch is complete; so many records of it, those before this connection included."""
+
+    sent: int
+
+
+class End(NamedTuple):
+    """The stream is complete. sent: its records as the server says; None: it does not."""
+
+    sent: Optional[int]
+
+
+Item = Union[Piece, EpochEnd, End]
+
+
+class Connection(Protocol):
+    """One connection to one stream. `receive` is called by one thread at a time.
+
+    fingerprint: of the data, as the server says. resumed_at: the records that the server skipped. drop: how many of
+    those that come first were received before. total: records of the whole stream, when known. exact: whether epochs
+    are already cut to the sample. weight: about how many bytes of memory a piece takes."""
+
+    transport: str
+    fingerprint: Optional[str]
+    resumed_at: int
+    drop: int
+    total: Optional[int]
+    exact: bool
+    weight: int
+    received: int
+
+    def receive(self) -> Any:
+        """The next Item. Raises ConnectionLost, or StreamError for what no other connection could mend."""
+        ...
+
+    def fileno(self) -> int: ...
+
+    @property
+    def pending(self) -> bool:
+        """Whether bytes are here already that the socket does not show."""
+        ...
+
+    def interrupt(self) -> None:
+        """Makes a `receive` under way in another thread fail."""
+        ...
+
+    def close(self) -> None: ...
