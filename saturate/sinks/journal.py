@@ -16,6 +16,7 @@ flush may be paid for again.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import json
@@ -32,6 +33,7 @@ _FRAME = struct.Struct("<II")
 # The CRC-32 starts from here rather than from 0, so that a run of zero bytes is not a run of empty frames.
 _CHECKSUM_SEED = 0x53415455
 _UNNAMED = ".new-"
+_ATTEMPTS = 20  # to create a segment while others tidy up
 _NO_LOCKS = frozenset({errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL})
 
 
@@ -121,6 +123,15 @@ class Segment:
     @classmethod
     def create(cls, directory: str, part: str, owner: Owner) -> Segment:
         """A new, empty segment for `part`. Raises OSError; nothing is left behind then."""
+        for _ in range(_ATTEMPTS):
+            try:
+                return cls._created(directory, part, owner)
+            except (FileNotFoundError, BlockingIOError):
+                pass  # another program is just removing what it found empty or unlocked here (`remove_if_empty`)
+        return cls._created(directory, part, owner)
+
+    @classmethod
+    def _created(cls, directory: str, part: str, owner: Owner) -> Segment:
         path = os.path.join(directory, layout.segment_of(part))
         unnamed = os.path.join(directory, _UNNAMED + uuid.uuid4().hex)
         os.makedirs(directory, exist_ok=True)
@@ -132,7 +143,8 @@ class Segment:
             os.rename(unnamed, path)
         except BaseException:
             segment.close()
-            os.unlink(unnamed)
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(unnamed)
             raise
         return segment
 

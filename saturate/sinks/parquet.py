@@ -137,8 +137,12 @@ class ParquetSink:
         return done_ids(self._store, retry_errors, self._read_workers)
 
     def _recover(self) -> None:
-        if journal.segments(journal_directory(self._store, self._setup["journal_root"])):
+        directory = journal_directory(self._store, self._setup["journal_root"])
+        if journal.segments(directory):
             self._writer().request("recover")
+        elif self._link is None:
+            # What a writer leaves that was killed between its last segment and the directory.
+            journal.remove_if_empty(directory)
 
     def append(self, record: Record) -> None:
         """Take a record: `id`, `error` (None on success) and the columns. It is in the journal when this returns.

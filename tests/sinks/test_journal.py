@@ -123,6 +123,29 @@ def test_what_a_writer_killed_while_it_created_a_segment_left_is_removed(tmp_pat
     assert not directory.exists()
 
 
+def test_a_segment_is_created_while_others_remove_what_is_empty(tmp_path: Path) -> None:
+    directory = str(tmp_path / "journal")
+    script = (
+        "import sys, time; from saturate.sinks import journal\n"
+        "print(flush=True)\n"
+        "end = time.monotonic() + 60\n"
+        "while time.monotonic() < end: journal.remove_if_empty(sys.argv[1])\n"
+    )
+    remover = subprocess.Popen(
+        [sys.executable, "-c", script, directory], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    try:
+        assert remover.stdout is not None
+        remover.stdout.readline()
+        for n in range(300):
+            segment = Segment.create(directory, f"part-{n}-000000-00000000.parquet", Owner.of(os.getpid()))
+            assert os.path.exists(segment.path)
+            segment.discard()
+    finally:
+        remover.kill()
+        remover.communicate()
+
+
 def test_part_names_sort_in_the_order_in_which_they_were_made() -> None:
     names = PartNames()
     made = [names.next() for _ in range(1000)]
