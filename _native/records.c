@@ -5,7 +5,9 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 #include <stdint.h>
+#include <string.h>
 
+#include "scan.h"
 #include "xxh3.h"
 
 #define HEAD 5         /* kind u8, payload length u32 */
@@ -158,7 +160,34 @@ static PyObject *from_batches(PyObject *module, PyObject *args)
     return Py_BuildValue("Nn", list, (Py_ssize_t)used);
 }
 
+static PyObject *from_lines(PyObject *module, PyObject *args)
+{
+    unsigned long long data_at;
+    Py_ssize_t len, n = 1;
+    PyObject *list;
+
+    (void)module;
+    if (!PyArg_ParseTuple(args, "Kn", &data_at, &len))
+        return NULL;
+    const char *at = (const char *)(uintptr_t)data_at, *end = at + len, *lf;
+    n += (Py_ssize_t)shuflr_count_lf((const uint8_t *)at, (size_t)len);
+    if ((list = PyList_New(n)) == NULL)
+        return NULL;
+    for (Py_ssize_t i = 0; i < n; i++) {
+        lf = i + 1 < n ? memchr(at, 0x0A, (size_t)(end - at)) : end;
+        if (!put(list, i, (const uint8_t *)at, (size_t)(lf - at))) {
+            Py_DECREF(list);
+            return NULL;
+        }
+        at = lf + 1;
+    }
+    return list;
+}
+
 static PyMethodDef methods[] = {
+    {"from_lines", from_lines, METH_VARARGS,
+     "from_lines(data, length): the records that end in the memory at address data, without their LFs, and behind them "
+     "what follows the last LF."},
     {"from_spans", from_spans, METH_VARARGS,
      "from_spans(content, spans, first, end): the records first..end of spans (start | length << 32) over content, "
      "without their LFs. Both are addresses."},

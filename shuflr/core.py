@@ -531,6 +531,14 @@ def length_prefixed(block: Bytes) -> memoryview:
     return memoryview(out)[: lib.shuflr_length_prefix(pointer(block), len(block), pointer(out))]
 
 
+def lines(data: Bytes, size: int) -> "list[bytes]":
+    """The records that end in the first `size` bytes of `data`, without their LFs, and behind them what follows the
+    last LF, which may be nothing."""
+    from shuflr._records import from_lines
+
+    return from_lines(_address(pointer(data)), min(size, len(data)))
+
+
 def batched(messages: Bytes) -> "tuple[list[bytes], int]":
     """The records of the whole plain-batch messages at the beginning of `messages`, checked, and how many bytes these
     messages are. Raises DataError for a damaged one."""

@@ -1,8 +1,8 @@
-"""Who reads when: the pieces of a connection in order, unpacked ahead by one background thread of the process.
+"""Who reads when: the pieces of a connection in order, prepared ahead by one background thread of the process.
 
 One thread serves all streams of a process: it reads only where bytes have arrived, so a server that stalls holds up
 nobody else, and only while a stream has less than two pieces ready and the process less than 64 MiB. A consumer whose
-stream has nothing ready reads for itself, and unpacks the next piece while the thread unpacks the one before it.
+stream has nothing ready reads for itself, and prepares the next piece while the thread prepares the one before it.
 
 Nothing here outlives a fork: the thread and the connections belong to the process that made them.
 """
@@ -13,19 +13,19 @@ import threading
 from collections import deque
 from typing import Any, Optional
 
-from shuflr.client.pieces import Connection, End, EpochEnd
+from shuflr.client.pieces import Connection, End, EpochEnd, Piece
 
 READY = 2
 BUDGET = 64 << 20
 
 
 class Slot:
-    """One item of a connection: taken from it in order, unpacked by whoever took it."""
+    """One item of a connection: taken from it in order, prepared by whoever took it."""
 
-    __slots__ = ("_done", "error", "mark", "records")
+    __slots__ = ("_done", "error", "mark", "piece")
 
     def __init__(self) -> None:
-        self.records: list[bytes] = []
+        self.piece: Optional[Piece] = None
         self.mark: Any = None  # EpochEnd or End
         self.error: Optional[BaseException] = None
         self._done = threading.Lock()
@@ -117,14 +117,15 @@ class Line:
         finally:
             self._reading.release()
         if item is not None:
-            self._unpack(slot, item)
+            self._prepare(slot, item)
 
-    def _unpack(self, slot: Slot, item: Any) -> None:
+    def _prepare(self, slot: Slot, item: Any) -> None:
         try:
             if isinstance(item, (End, EpochEnd)):
                 slot.mark = item
             else:
-                slot.records = item.records()
+                item.prepare()
+                slot.piece = item
         except BaseException as error:
             slot.error = error
             if not isinstance(error, Exception):

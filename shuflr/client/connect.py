@@ -101,16 +101,7 @@ def _proxy_headers(proxy: Any) -> "dict[str, str]":
     return {"Proxy-Authorization": f"Basic {b64encode(user.encode()).decode()}"}
 
 
-class Response(http.client.HTTPResponse):
-    """A response that keeps its trailers."""
-
-    trailers: Any = None
-
-    def _read_and_discard_trailer(self) -> None:
-        self.trailers = http.client.parse_headers(self.fp)
-
-
-def requested(address: Address, target: str, headers: "dict[str, str]", reach: Reach) -> "tuple[Any, Response]":
+def requested(address: Address, target: str, headers: "dict[str, str]", reach: Reach) -> "tuple[Any, Any]":
     """Sends a GET and returns the connection and the response, whose body has not been read.
 
     Proxies come from the environment (HTTP_PROXY, HTTPS_PROXY, NO_PROXY); TLS goes through one by CONNECT."""
@@ -131,9 +122,8 @@ def requested(address: Address, target: str, headers: "dict[str, str]", reach: R
         else:
             connection = http.client.HTTPConnection(address.host or "localhost", address.port or 80)
             connection.sock = connected(address, reach)
-        connection.response_class = Response
         connection.request("GET", target, headers={"Host": address.authority, **headers})
-        return connection, connection.getresponse()  # type: ignore[return-value]
+        return connection, connection.getresponse()
     except StreamError:
         raise
     except ssl.SSLCertVerificationError as error:

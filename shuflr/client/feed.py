@@ -94,7 +94,7 @@ class Feed:
         if isinstance(slot.mark, EpochEnd):
             self._end_epoch(slot.mark)
             return []
-        records: list[bytes] = slot.records
+        records: list[bytes] = slot.piece.records()
         self._seen += len(records)
         epoch_before = self._in_epoch
         self._in_epoch += len(records)

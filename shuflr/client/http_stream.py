@@ -1,6 +1,7 @@
 """A stream over HTTP: chunked NDJSON. Complete when the last chunk has come, and the trailers, if any, agree."""
 
 import http.client
+import select
 import zlib
 from typing import Any, Optional
 from urllib.parse import urljoin, urlsplit
@@ -8,11 +9,12 @@ from urllib.parse import urljoin, urlsplit
 from shuflr import core
 from shuflr.client.address import Address, parse_address
 from shuflr.client.connect import ConnectionLost, Reach, lost, requested, wake_reader
-from shuflr.client.pieces import End, Item, Unpacked
+from shuflr.client.pieces import Buffers, End, Item
 from shuflr.client.request import Place, Sequence, query
 from shuflr.errors import StreamError
 
-_READ = 1 << 20
+_READ = 1 << 18
+_LONGEST_LINE = 4096
 _DETAIL = 4096
 _REDIRECTS = 5
 _LONGEST_WAIT = 60.0
@@ -23,14 +25,49 @@ _ASKED = {
     "User-Agent": "saturate-shuflr",
 }
 _BUSY = (429, 502, 503, 504)
+_buffers = Buffers()
 _FAILURE_LINE = b'{"_shuflr_error":'  # the last line of a stream that failed, from the public server
+
+
+class _Text:
+    """Some bytes of a body."""
+
+    __slots__ = ("_buffer", "_size", "_stream")
+
+    def __init__(self, stream: "HttpStream", buffer: bytearray, size: int) -> None:
+        self._stream = stream
+        self._buffer = buffer
+        self._size = size
+
+    def prepare(self) -> None:
+        """Nothing: all that is left to do is to make objects."""
+
+    def records(self) -> "list[bytes]":
+        listed = self._stream.listed(self._buffer, self._size)
+        _buffers.give(self._buffer)
+        return listed
+
+
+class _Rest:
+    """The end of a body: a last record, and whether it was all."""
+
+    __slots__ = ("_stream",)
+
+    def __init__(self, stream: "HttpStream") -> None:
+        self._stream = stream
+
+    def prepare(self) -> None:
+        """Nothing: the records before it are counted when they are made."""
+
+    def records(self) -> "list[bytes]":
+        return self._stream.rest()
 
 
 class HttpStream:
     """One GET of a stream."""
 
     exact = True
-    weight = 2 * _READ
+    weight = _READ
 
     def __init__(self, address: Address, sequence: Sequence, place: Place, reach: Reach) -> None:
         self.transport = address.scheme.transport
@@ -47,6 +84,13 @@ class HttpStream:
         self._digest = core.Xxh3() if "trailer" in headers else None
         self.received = 0
         self._count = 0
+        self._file: Any = self._response.fp
+        self._chunked: bool = self._response.chunked
+        length = 0 if self._chunked else _number(headers.get("content-length"))
+        self._left = -1 if length is None else length  # of a chunk, or of the body; -1: nobody says
+        self._begun = self._over = False
+        self._failure: Optional[ConnectionLost] = None
+        self._trailers: Any = None
         self._carry: list[bytes] = []  # the beginning of a record
         self._held: list[bytes] = []  # a record that is an error's line if nothing follows
 
@@ -83,66 +127,104 @@ class HttpStream:
         return StreamError(sentence)
 
     def receive(self) -> Item:
-        while True:
-            data = self._read()
-            if not data:
-                return self._end()
-            records = self._split(data)
-            if records:
-                self._count += len(records)
-                return Unpacked(records)
-
-    def _read(self) -> bytes:
-        """The next bytes of the body; none at its proper end."""
-        response = self._response
-        while True:
+        if self._over:
+            return End(None)
+        buffer = _buffers.take(_READ)
+        size = self._read_into(buffer)
+        if not size:
+            self._over = True
+            return _Rest(self)
+        self.received += size
+        if self._digest is not None:
+            self._digest.update(memoryview(buffer)[:size])
+        if self._gunzip is not None:
             try:
-                data: bytes = response.read1(_READ)
-                if not data and not response.chunked and response.length != 0:
-                    raise ConnectionLost(f"{self._url}: the connection closed before the stream's end")
-                self.received += len(data)
-                if self._digest is not None:
-                    self._digest.update(data)
-                if self._gunzip is None or not data:
-                    return data
-                data = self._gunzip.decompress(data)
-            except http.client.HTTPException as error:
-                raise ConnectionLost(f"{self._url}: the stream broke off ({type(error).__name__})") from error
-            except (OSError, ValueError, zlib.error) as error:
-                if isinstance(error, StreamError):
-                    raise
+                buffer = bytearray(self._gunzip.decompress(memoryview(buffer)[:size]))
+            except zlib.error as error:
                 raise lost(f"{self._url}: reading the stream", error) from error
-            if data:
-                return data
+            size = len(buffer)
+        return _Text(self, buffer, size)
 
-    def _split(self, data: bytes) -> "list[bytes]":
-        """The records that are complete now."""
-        if b"\n" not in data:
-            self._carry.append(data)
+    def _read_into(self, buffer: bytearray) -> int:
+        """Bytes of the body into a buffer, as many as are here and at least one; 0 at the body's proper end."""
+        view, size = memoryview(buffer)[:_READ], 0
+        while size < _READ and (size == 0 or (self._failure is None and self._arrived())):
+            if self._failure is not None:
+                raise self._failure
+            try:
+                got = self._read_some(view[size:])
+            except ConnectionLost as error:
+                self._failure = error  # raised when what came before it has been given out
+            except http.client.HTTPException as error:
+                self._failure = ConnectionLost(f"{self._url}: the stream broke off ({type(error).__name__})")
+            except (OSError, ValueError) as error:
+                self._failure = lost(f"{self._url}: reading the stream", error)
+            else:
+                if got == 0:
+                    break
+                size += got
+        return size
+
+    def _read_some(self, room: memoryview) -> int:
+        """The same by one read of the socket, of one chunk."""
+        if self._left == 0:
+            self._left = self._next_chunk()
+        if self._left == 0:
+            return 0
+        got: int = self._file.readinto1(room if self._left < 0 else room[: self._left])
+        if got == 0:
+            raise ConnectionLost(f"{self._url}: the connection closed before the stream's end")
+        self._left -= got if self._left > 0 else 0
+        return got
+
+    def _next_chunk(self) -> int:
+        """How long the next chunk is, 0 for the last, whose trailers are read then."""
+        if not self._chunked or self._trailers is not None:
+            return 0  # a body of stated length is over
+        if self._begun and self._file.readline(8).strip():
+            raise ConnectionLost(f"{self._url}: a chunk that is longer than it says")
+        self._begun = True
+        line = self._file.readline(_LONGEST_LINE)
+        digits = line.partition(b";")[0].strip()
+        if not line.endswith(b"\n") or not digits or len(digits) > 15:
+            raise ConnectionLost(f"{self._url}: the connection closed before the stream's end")
+        size = int(digits, 16)
+        if size == 0:
+            self._trailers = http.client.parse_headers(self._file)
+        return size
+
+    def _arrived(self) -> bool:
+        poll = select.poll()
+        poll.register(self._sock.fileno(), select.POLLIN)
+        return bool(poll.poll(0))
+
+    def listed(self, buffer: bytearray, size: int) -> "list[bytes]":
+        """The records that are complete with these bytes of the body."""
+        records = core.lines(buffer, size)
+        rest = records.pop()
+        if not records:
+            self._carry.append(rest)
             return []
         if self._carry:
-            data = b"".join([*self._carry, data])
-        records = data.split(b"\n")
-        rest = records.pop()
+            records[0] = b"".join([*self._carry, records[0]])
         self._carry = [rest] if rest else []
         if self._held:
             records[:0] = self._held
             self._held = []
         if records[-1].startswith(_FAILURE_LINE):
             self._held = [records.pop()]
+        self._count += len(records)
         return records
 
-    def _end(self) -> Item:
-        trailers = self._response.trailers or {}
+    def rest(self) -> "list[bytes]":
+        """What is left at the body's end, which is compared with what the server says of it."""
+        trailers: Any = self._trailers or {}
         if self._held and "shuflr-records" not in trailers:
             raise StreamError(f"server error: {self._held[0].decode('utf-8', 'replace')}")
         last = [*self._held, b"".join(self._carry)] if self._carry else self._held
-        if last:
-            self._held, self._carry = [], []
-            self._count += len(last)
-            return Unpacked(last)
+        self._count += len(last)
         self._compare(trailers)
-        return End(None)
+        return last
 
     def _compare(self, trailers: Any) -> None:
         """Raises ConnectionLost when the body is not what the server says that it sent."""

@@ -4,20 +4,36 @@ from typing import Any, NamedTuple, Optional, Protocol, Union
 
 
 class Piece(Protocol):
-    """Some records on their way. `records` unpacks them, in any thread, once."""
+    """Some records on their way. `prepare` does what needs no interpreter, in any thread; then `records` makes them, in
+    the consumer's thread and in order: objects are freed where they are made, which is what memory allocators like."""
+
+    def prepare(self) -> None:
+        """Checks and decodes. Raises StreamError."""
+        ...
 
     def records(self) -> "list[bytes]":
-        """The records without their LFs. Raises StreamError for one that cannot be unpacked."""
+        """The records without their LFs, once. Raises StreamError for one that cannot be unpacked."""
         ...
 
 
-class Unpacked(NamedTuple):
-    """Records that need nothing more."""
+class Buffers:
+    """Memory for pieces, used again: a few of them, whatever the number of streams."""
 
-    listed: "list[bytes]"
+    def __init__(self, most: int = 8) -> None:
+        self._free: list[bytearray] = []
+        self._most = most
 
-    def records(self) -> "list[bytes]":
-        return self.listed
+    def take(self, size: int) -> bytearray:
+        """At least `size` bytes."""
+        try:
+            buffer = self._free.pop()
+        except IndexError:
+            return bytearray(size + size // 8)
+        return buffer if len(buffer) >= size else bytearray(size + size // 8)
+
+    def give(self, buffer: bytearray) -> None:
+        if len(self._free) < self._most:
+            self._free.append(buffer)
 
 
 class EpochEnd(NamedTuple):

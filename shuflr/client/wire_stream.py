@@ -4,13 +4,12 @@ Messages are read whole; their checksums are compared, and frames decoded, by wh
 """
 
 import struct
-import threading
 from typing import Any, Optional
 
 from shuflr import core
 from shuflr.client.address import Address
 from shuflr.client.connect import ConnectionLost, Reach, connected, lost, wake_reader
-from shuflr.client.pieces import End, EpochEnd, Item
+from shuflr.client.pieces import Buffers, End, EpochEnd, Item
 from shuflr.client.request import Place, Sequence, opening
 from shuflr.errors import DataError, StreamError
 from shuflr.wire import (
@@ -41,35 +40,22 @@ _CODES = (
 )  # fmt: skip
 
 
-class _Buffers:
-    """Memory for messages, used again: a few pieces of it, whatever the number of streams."""
-
-    def __init__(self, most: int = 4) -> None:
-        self._free: list[bytearray] = []
-        self._most = most
-
-    def take(self, size: int) -> bytearray:
-        try:
-            buffer = self._free.pop()
-        except IndexError:
-            return bytearray(size + size // 8)
-        return buffer if len(buffer) >= size else bytearray(size + size // 8)
-
-    def give(self, buffer: bytearray) -> None:
-        if len(self._free) < self._most:
-            self._free.append(buffer)
-
-
-_buffers = _Buffers()
-_works = threading.local()
+_buffers = Buffers()
+_works: "list[core.Work]" = []  # free work areas
+_MOST_WORKS = 4
 
 
 def _work() -> core.Work:
-    """This thread's work area."""
-    work: Optional[core.Work] = getattr(_works, "work", None)
-    if work is None:
-        work = _works.work = core.Work()
-    return work
+    """A work area that nobody uses."""
+    try:
+        return _works.pop()
+    except IndexError:
+        return core.Work()
+
+
+def _free(work: core.Work) -> None:
+    if len(_works) < _MOST_WORKS:
+        _works.append(work)
 
 
 def _damaged(what: str) -> ConnectionLost:
@@ -77,61 +63,85 @@ def _damaged(what: str) -> ConnectionLost:
 
 
 class _Frame:
-    """A raw frame's message as it came."""
+    """A raw frame's message as it came, then its decoded frame."""
 
-    __slots__ = ("_buffer", "_size")
+    __slots__ = ("_buffer", "_size", "_work")
 
     def __init__(self, buffer: bytearray, size: int) -> None:
         self._buffer = buffer
         self._size = size
+        self._work: Optional[core.Work] = None
 
-    def records(self) -> "list[bytes]":
+    def prepare(self) -> None:
         view = memoryview(self._buffer)
         whole = view[: self._size - TRAILER.size]
         if core.xxh3(whole) != TRAILER.unpack_from(view, self._size - TRAILER.size)[0]:
             raise _damaged("a raw frame")
         frame, key = RawFrame.HEAD.unpack_from(view, HEAD.size)
-        work = _work()
+        self._work = _work()
         try:
-            work.decode(whole[HEAD.size + RawFrame.HEAD.size :], limit=core.FRAME_LIMIT, what="its frame")
-            work.split(key)
-            return work.listed()
+            self._work.decode(whole[HEAD.size + RawFrame.HEAD.size :], limit=core.FRAME_LIMIT, what="its frame")
+            self._work.split(key)
         except DataError as error:
             raise StreamError(f"raw-frame decode (frame_id={frame}): {error}") from error
-        finally:
-            del view, whole
-            _buffers.give(self._buffer)
+        del view, whole
+        _buffers.give(self._buffer)
+
+    def records(self) -> "list[bytes]":
+        work, self._work = self._work, None
+        assert work is not None
+        listed = work.listed()
+        _free(work)
+        return listed
 
 
 class _Compressed:
     """A zstd batch's message, checked."""
 
-    __slots__ = ("_batch",)
+    __slots__ = ("_batch", "_work")
 
     def __init__(self, batch: ZstdBatch) -> None:
         self._batch = batch
+        self._work = _work()
+
+    def prepare(self) -> None:
+        try:
+            self._work.decode(self._batch.data, limit=MAX_PAYLOAD, what="a batch")
+        except DataError as error:
+            raise self._failed(error) from error
 
     def records(self) -> "list[bytes]":
         try:
-            content = _work().decode(self._batch.data, limit=MAX_PAYLOAD, what="a batch")
-            return core.prefixed(content, self._batch.records)
+            listed = core.prefixed(self._work.content, self._batch.records)
         except DataError as error:
-            raise StreamError(f"zstd-batch decode (batch {self._batch.batch}): {error}") from error
+            raise self._failed(error) from error
+        _free(self._work)
+        return listed
+
+    def _failed(self, error: DataError) -> StreamError:
+        return StreamError(f"zstd-batch decode (batch {self._batch.batch}): {error}")
 
 
 class _Batches:
-    """Messages with plain batches, one behind the other."""
+    """Messages with plain batches, one behind the other, in memory of their own."""
 
-    __slots__ = ("_messages",)
+    __slots__ = ("_buffer", "_size", "_start")
 
-    def __init__(self, messages: bytes) -> None:
-        self._messages = messages
+    def __init__(self, buffer: bytearray, start: int, size: int) -> None:
+        self._buffer = buffer
+        self._start = start
+        self._size = size
+
+    def prepare(self) -> None:
+        """Nothing: the checksums are compared as the records are made, which costs next to nothing beside that."""
 
     def records(self) -> "list[bytes]":
         try:
-            return core.batched(self._messages)[0]
+            listed, _ = core.batched(memoryview(self._buffer)[self._start : self._start + self._size])
         except DataError as error:
             raise ConnectionLost(f"wire decode: {error}") from error
+        _buffers.give(self._buffer)
+        return listed
 
 
 class WireStream:
@@ -264,9 +274,12 @@ class WireStream:
             if kind != _PLAIN or length > self._end - at - HEAD.size - TRAILER.size:
                 break
             at += HEAD.size + length + TRAILER.size
-        messages = bytes(memoryview(self._buffer)[self._start : at])
-        self._start = at
-        return _Batches(messages)
+        # The messages keep the memory that they came in; what follows them moves to the next.
+        piece, used, rest = self._buffer, at, memoryview(self._buffer)[at : self._end]
+        fresh = _buffers.take(max(_READ, len(rest)))
+        fresh[: len(rest)] = rest
+        start, self._buffer, self._start, self._end = self._start, fresh, 0, len(rest)
+        return _Batches(piece, start, used - start)
 
     def _failure(self, message: ErrorMessage) -> StreamError:
         sentence = (
