@@ -199,7 +199,15 @@ def measure(
     return good
 
 
+def heed_interrupts() -> None:
+    """A shell starts its background jobs with SIGINT ignored, and their children inherit that: a job that is deaf to
+    the signal would pass every trial by it."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 def main() -> int:
+    heed_interrupts()
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--short", action="store_true")
     parser.add_argument("--kills", type=int, default=20, help="of each kind")

@@ -28,7 +28,7 @@ import time
 from pathlib import Path
 
 import pyarrow.parquet as pq
-from kill import KILLS
+from kill import KILLS, heed_interrupts
 
 from saturate import ParquetSink, read_output
 from saturate.simulate import answer
@@ -191,6 +191,7 @@ def differences(out: Path, rows: int) -> list[str]:
 
 
 def main() -> int:
+    heed_interrupts()
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--short", action="store_true")
     parser.add_argument("--rows", type=int, default=200_000)

@@ -30,3 +30,16 @@ def test_a_server_gives_at_least_half_of_what_it_does_on_a_quiet_machine():
     )
     assert run.returncode == 0, run.stdout + run.stderr
     assert "paused raw streams" in run.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("rates")
+@pytest.mark.parametrize(
+    ("benchmark", "says"), [("pair.py", "raw frames"), ("many_datasets.py", "share")], ids=["pair", "many_datasets"]
+)
+def test_a_client_reads_what_the_server_gives_and_keeps_within_its_memory(benchmark, says):
+    run = subprocess.run(
+        [sys.executable, f"benchmarks/{benchmark}", "--short"], cwd=ROOT, capture_output=True, text=True, timeout=170
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert says in run.stdout
