@@ -25,7 +25,8 @@ class Mix:
     begins an exhausted source again, for ever. Raises InputError for what makes no sense, such as an empty source under
     "none".
 
-    A stretch of records under the same weights and the same sources keeps the shares; a change of either begins another."""
+    A stretch of records under the same weights and the same sources keeps the shares; a change of
+    either begins another."""
 
     def __init__(
         self,

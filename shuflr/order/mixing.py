@@ -1,9 +1,9 @@
 """Which of several sources gives the next record, so that each keeps to its weight. Pure.
 
 After n records a source of weight w (a share of 1) has given more than n·w − 1 and less than n·w + 1, for every n and
-every source: no draw, so no drift. It is the schedule of Tijdeman's chairman assignment: a source may give its next record
-once it is 1/(2k−2) behind its share, and of those that may, the one goes first that would otherwise be the first to
-fall 1 − 1/(2k−2) behind. Integers throughout, so it is the same on every machine.
+every source: no draw, so no drift. It is the schedule of Tijdeman's chairman assignment: a source may give its next
+record once it is 1/(2k−2) behind its share, and of those that may, the one goes first that would otherwise be the first
+to fall 1 − 1/(2k−2) behind. Integers throughout, so it is the same on every machine.
 """
 
 import heapq
