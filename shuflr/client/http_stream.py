@@ -13,7 +13,7 @@ from shuflr.client.pieces import Buffers, End, Item
 from shuflr.client.request import Place, Sequence, query
 from shuflr.errors import StreamError
 
-_READ = 1 << 18
+_READ = 1 << 20
 _LONGEST_LINE = 4096
 _DETAIL = 4096
 _REDIRECTS = 5

@@ -31,7 +31,8 @@ from shuflr.wire.codec import HEAD, TRAILER
 from shuflr.wire.messages import AUTH_BEARER, AUTH_NONE, CAN_CHECKSUM, CAN_RAW, CAN_ZSTD, MODE_RAW, SERVER_SHUTDOWN
 
 _HELLO_LIMIT = 1 << 20
-_READ = 1 << 18
+_FIRST = 4096  # enough for a hello, and for the heads of raw frames
+_READ = 1 << 20
 _RAW, _ZSTD, _PLAIN = 1, 2, 3
 
 _CODES = (
@@ -151,7 +152,7 @@ class WireStream:
         self.transport = address.scheme.transport
         self._url = address.url
         self._sock = connected(address, reach)
-        self._buffer = bytearray(_READ)
+        self._buffer = bytearray(_FIRST)
         self._start = self._end = 0
         self.received = 0
         try:
@@ -166,7 +167,7 @@ class WireStream:
         self.drop = place.records - self.resumed_at + ((opened.skip_in_frame if opened else None) or 0)
         self.total = opened.total_records if opened else None
         self.exact = hello.mode != MODE_RAW
-        self.weight = 3 * _READ if self.exact else 3 << 20
+        self.weight = 2 * _READ if self.exact else 3 << 20
         # Of a raw stream only a head is read ahead: its frames go straight into memory of their own.
         self._ahead = HEAD.size if hello.mode == MODE_RAW else _READ
 
