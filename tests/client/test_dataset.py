@@ -1,6 +1,7 @@
 """`Dataset` against a running server: the same records in the same order over every transport, and where it stands."""
 
 import copy
+import gc
 import json
 import multiprocessing
 import os
@@ -200,6 +201,7 @@ def test_a_forked_child_opens_its_own_stream_and_may_not_use_its_parents(served,
 
 
 def test_an_iterator_that_is_left_closes_its_connection_and_ends_the_thread(served):
+    gc.collect()
     before = len(os.listdir("/proc/self/fd"))
     for url in served.urls:
         records = iter(Dataset(url, epochs=0))
