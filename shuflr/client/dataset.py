@@ -27,6 +27,7 @@ class _Cursor:
 
     def __init__(self, feed: Feed) -> None:
         self.feed = feed
+        self.first = feed.place.records  # records before those that this one gives
         self.block: list[bytes] = []
         self._rest: Iterator[bytes] = iter(())
 
@@ -184,6 +185,8 @@ class Dataset:
         feed = Feed(self._addresses, sequence, place, self._reach, self._max_reconnects)
         self._start = None
         self._total = feed.total
+        if feed.total is not None and self._epoch is not None:
+            self._total = feed.total // sequence.epochs  # epochs are of one length, and one of them is given
         self._cursor = _Cursor(feed)
         _cursors.add(self._cursor)
         return self._cursor
@@ -235,7 +238,7 @@ class Dataset:
         if cursor is None:
             return {"records": 0, "bytes_received": 0, "waited_s": 0.0, "reconnects": 0, "transport": self.transport}
         return {
-            "records": cursor.place.records,
+            "records": cursor.place.records - cursor.first,
             "bytes_received": cursor.feed.received,
             "waited_s": cursor.feed.waited,
             "reconnects": cursor.feed.reconnects,

@@ -51,7 +51,12 @@ class Feed:
         self._seen = 0  # records before the next one that comes, and those of its epoch, where that is known
         self._in_epoch = 0
         self._in_epoch_known = True
-        self._open()
+        try:
+            self._open()
+        except ConnectionLost as busy:
+            if not busy.wait:
+                raise
+            self._reopen(busy, 0)  # the server is there, and has said when to come again
 
     @property
     def received(self) -> int:
@@ -167,6 +172,14 @@ class Feed:
             self.place = self.place._replace(in_epoch=in_epoch)
             self._in_epoch_known = in_epoch is not None
             self._in_epoch = max((in_epoch or 0) - connection.drop, 0)
+        if not connection.marked and self._wanted.epochs != 1:
+            self.place = self.place._replace(in_epoch=None)
+        if not connection.exact and self._wanted.cut() is not None and not self._in_epoch_known:
+            connection.close()
+            raise StreamError(
+                f"{address.url}: the server does not tell how long an epoch is, so the sample of the one under way "
+                "cannot be completed here; go on over the transport that it was begun with"
+            )
         self.transport = connection.transport
         self._line = Line(connection)
 

@@ -1,6 +1,7 @@
 """A stream over HTTP: chunked NDJSON. Complete when the last chunk has come, and the trailers, if any, agree."""
 
 import http.client
+import re
 import select
 import zlib
 from typing import Any, Optional
@@ -24,6 +25,7 @@ _ASKED = {
     "TE": "trailers",
     "User-Agent": "saturate-shuflr",
 }
+_HEX = re.compile(rb"[0-9A-Fa-f]{1,15}")
 _BUSY = (429, 502, 503, 504)
 _buffers = Buffers()
 _FAILURE_LINE = b'{"_shuflr_error":'  # the last line of a stream that failed, from the public server
@@ -67,6 +69,7 @@ class HttpStream:
     """One GET of a stream."""
 
     exact = True
+    marked = False
     weight = _READ
 
     def __init__(self, address: Address, sequence: Sequence, place: Place, reach: Reach) -> None:
@@ -186,8 +189,10 @@ class HttpStream:
         self._begun = True
         line = self._file.readline(_LONGEST_LINE)
         digits = line.partition(b";")[0].strip()
-        if not line.endswith(b"\n") or not digits or len(digits) > 15:
+        if not line.endswith(b"\n"):
             raise ConnectionLost(f"{self._url}: the connection closed before the stream's end")
+        if not _HEX.fullmatch(digits):
+            raise ConnectionLost(f"{self._url}: {line[:40]!r} is not the length of a chunk")
         size = int(digits, 16)
         if size == 0:
             self._trailers = http.client.parse_headers(self._file)

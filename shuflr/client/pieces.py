@@ -16,6 +16,9 @@ class Piece(Protocol):
         ...
 
 
+_LARGEST_KEPT = 16 << 20  # one larger message does not stay for the life of the process
+
+
 class Buffers:
     """Memory for pieces, used again: a few of them, whatever the number of streams."""
 
@@ -32,7 +35,7 @@ class Buffers:
         return buffer if len(buffer) >= size else bytearray(size + size // 8)
 
     def give(self, buffer: bytearray) -> None:
-        if len(self._free) < self._most:
+        if len(self._free) < self._most and len(buffer) <= _LARGEST_KEPT:
             self._free.append(buffer)
 
 
@@ -56,7 +59,8 @@ class Connection(Protocol):
 
     fingerprint: of the data, as the server says. resumed_at: the records that the server skipped. drop: how many of
     those that come first were received before. total: records of the whole stream, when known. exact: whether epochs
-    are already cut to the sample. weight: about how many bytes of memory a piece takes."""
+    are already cut to the sample. marked: whether their ends are. weight: about how many bytes of memory a
+    piece takes."""
 
     transport: str
     fingerprint: Optional[str]
@@ -64,6 +68,7 @@ class Connection(Protocol):
     drop: int
     total: Optional[int]
     exact: bool
+    marked: bool
     weight: int
     received: int
 

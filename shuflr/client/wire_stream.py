@@ -18,6 +18,7 @@ from shuflr.wire import (
     Decoder,
     EpochBoundary,
     Heartbeat,
+    PlainBatch,
     RawFrame,
     ServerHello,
     StreamClosed,
@@ -33,7 +34,6 @@ from shuflr.wire.messages import AUTH_BEARER, AUTH_NONE, CAN_CHECKSUM, CAN_RAW, 
 _HELLO_LIMIT = 1 << 20
 _FIRST = 4096  # enough for a hello, and for the heads of raw frames
 _READ = 1 << 20
-_RAW, _ZSTD, _PLAIN = 1, 2, 3
 
 _CODES = (
     "Unspecified", "MalformedRecord", "OversizedRecord", "IoError", "SlowConsumer", "ServerShutdown", "AuthDenied",
@@ -148,6 +148,8 @@ class _Batches:
 class WireStream:
     """One connection, opened by its hello."""
 
+    marked = True
+
     def __init__(self, address: Address, sequence: Sequence, place: Place, reach: Reach) -> None:
         self.transport = address.scheme.transport
         self._url = address.url
@@ -189,16 +191,16 @@ class WireStream:
             raise ConnectionLost(f"{self._url}: connection closed before ServerHello") from error
         except OSError as error:
             raise lost(f"{self._url}: opening the stream", error) from error
-        answer = self._parsed(ServerHello)
+        answer = self._parsed()
         if not isinstance(answer, ServerHello):
             raise StreamError(f"{self._url}: this server does not begin with a hello of shuflr-wire/1")
         if answer.status != 0:
             raise StreamError(f"server rejected handshake: {answer.opened.decode('utf-8', 'replace')}")
         return answer
 
-    def _parsed(self, hello: Any = ServerHello) -> Any:
+    def _parsed(self) -> Any:
         """The message at the beginning of the buffer, as a value."""
-        decoder = Decoder(hello)
+        decoder = Decoder(ServerHello)
         try:
             decoder.feed(memoryview(self._buffer)[self._start : self._end])
             message = decoder.next()
@@ -236,9 +238,9 @@ class WireStream:
             if length > MAX_PAYLOAD:
                 raise ConnectionLost(f"wire decode: a message of {length} bytes is beyond the {MAX_PAYLOAD} allowed")
             size = HEAD.size + length + TRAILER.size
-            if kind == _RAW:
+            if kind == RawFrame.kind:
                 return self._frame(size)
-            if kind == _PLAIN:
+            if kind == PlainBatch.kind:
                 return self._batches(size)
             self._need(size, size)
             message = self._parsed()
@@ -272,7 +274,7 @@ class WireStream:
         at = self._start + size
         while self._end - at >= HEAD.size:
             kind, length = HEAD.unpack_from(self._buffer, at)
-            if kind != _PLAIN or length > self._end - at - HEAD.size - TRAILER.size:
+            if kind != PlainBatch.kind or length > self._end - at - HEAD.size - TRAILER.size:
                 break
             at += HEAD.size + length + TRAILER.size
         # The messages keep the memory that they came in; what follows them moves to the next.

@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import pickle
 import random
+import socket
 import threading
 from itertools import islice
 
@@ -103,6 +104,7 @@ def test_an_epoch_that_was_set_is_that_epoch_of_the_sequence(served):
         dataset = Dataset(url, seed=9)
         dataset.set_epoch(1)
         assert list(dataset) == both[3000:]
+        assert len(dataset) == dataset.stats()["records"] == 3000
         dataset.set_epoch(0)
         assert list(dataset) == both[:3000]
 
@@ -291,3 +293,54 @@ def test_a_stream_in_crumbs_is_the_same_stream(served, scheme):
     with through(served, scheme, Fault("crumbs", 0)) as proxy:
         records = list(islice(Dataset(f"{scheme}://{proxy.address}/corpus", seed=3), 200))
         assert records == served.streamed("--seed", "3")[:200]
+
+
+class Answers:
+    """A server that answers each connection with the next of some bytes, and closes it."""
+
+    def __init__(self, *answers):
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}/corpus"
+        self._thread = threading.Thread(target=self._serve, args=(answers,), daemon=True)
+        self._thread.start()
+
+    def _serve(self, answers):
+        for answer in answers:
+            connection, _ = self._listener.accept()
+            with connection:
+                connection.recv(65536)
+                connection.sendall(answer)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exception):
+        self._listener.close()
+        self._thread.join(10)
+
+
+CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+def test_a_server_that_is_full_is_asked_again_when_it_said():
+    full = b"HTTP/1.1 503 Full\r\nRetry-After: 1\r\nContent-Length: 0\r\n\r\n"
+    with Answers(full, CHUNKED + b"4\r\na\nb\n\r\n0\r\n\r\n") as server:
+        dataset = Dataset(server.url)
+        assert list(dataset) == [b"a", b"b"] and dataset.stats()["reconnects"] == 1
+
+
+@pytest.mark.parametrize("length", [b"-5", b"+4", b"0x4", b"1_0", b"", b"g", b"1" * 40])
+def test_a_chunk_whose_length_is_no_number_is_no_data(length):
+    with Answers(CHUNKED + length + b"\r\nsome\n\r\n0\r\n\r\n") as server:
+        with pytest.raises(ConnectionLost, match="length of a chunk"):
+            list(Dataset(server.url, max_reconnects=0))
+
+
+def test_the_last_line_of_a_failed_stream_is_its_error_and_a_record_like_it_before_the_end_is_data():
+    line = b'{"_shuflr_error":"io","detail":"x"}\n'
+    body = line + b"a\n" + line
+    with Answers(CHUNKED + b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)) as server:
+        records = iter(Dataset(server.url))
+        assert [next(records), next(records)] == [line[:-1], b"a"]
+        with pytest.raises(StreamError, match="server error"):
+            next(records)
