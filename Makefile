@@ -3,7 +3,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-BUILD := pyproject.toml setup.cfg setup.py $(wildcard _native/*)
+BUILD := pyproject.toml setup.cfg setup.py $(wildcard _native/*.* _native/python/*)
 PIP := -m pip install --quiet --disable-pip-version-check
 
 # Pythons on which the unit tests run too, where they are installed. Interop tests need peers of their own and run once.

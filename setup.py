@@ -8,7 +8,7 @@ setup(
     ext_modules=[
         Extension(
             "shuflr._records",
-            ["_native/records.c", "_native/scan.c", "_native/xxh3.c"],
+            ["_native/python/records.c", "_native/received.c", "_native/scan.c", "_native/xxh3.c"],
             include_dirs=["_native"],
             define_macros=[("Py_LIMITED_API", "0x03090000")],
             extra_compile_args=["-O3", "-std=c99"],

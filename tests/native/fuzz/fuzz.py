@@ -36,6 +36,14 @@ def build(target: Path, compiler: str, *flags: str) -> None:
     subprocess.run(command, check=True)
 
 
+def can_build(compiler: str, folder: Path, *flags: str) -> bool:
+    """Whether the compiler has these sanitizers and the system libzstd: so that any other failure to build is one."""
+    source = folder / "empty.c"
+    source.write_text("int main(void) { return 0; }\n")
+    command = [compiler, *flags, str(source), zstd_library(), "-o", str(folder / "empty")]
+    return subprocess.run(command, check=False, stderr=subprocess.DEVNULL).returncode == 0
+
+
 def seeds() -> "list[bytes]":
     """Well-formed inputs of every kind for the harness to start from."""
     from shuflr import core
@@ -59,6 +67,10 @@ def seeds() -> "list[bytes]":
     found += [b"\4" + bytes([size]).ljust(15, b"\0") + places for size in (0, 1, 20)]
     offsets = struct.pack("<8H", 0, 3, 3, 9, 14, 16, 20, 11)
     found += [b"\5" + bytes([flag, 2, 1, 40]).ljust(15, b"\0") + offsets for flag in (0, 1)]
+    records = b"".join(struct.pack("<I", len(each)) + each for each in (b"", b"a", b"x" * 300))
+    for count, rest in ((3, records), (4, records), (1 << 31, records), (1, b"\xff\xff\xff\xff"), (0, b"")):
+        message = b"\3" + bytes(4) + struct.pack("<QII", 1, 0, count) + rest + bytes(8)
+        found += [b"\x09" + bytes([sealed, 3]).ljust(15, b"\0") + message for sealed in (0, 1)]
     ids = [b"", b"a", b"train-000001", b"0" * 40, bytes(range(40))] * 3
     plain = b"".join(bytes([len(each)]) + each for each in ids)
     # Sixteen digits each (131: eight bytes, spelled), the zero among them; enough for a table to grow.

@@ -14,6 +14,7 @@
 #include "idset.h"
 #include "index.h"
 #include "json.h"
+#include "received.h"
 #include "scan.h"
 #include "sieve.h"
 #include "slots.h"
@@ -312,6 +313,10 @@ static void batches(const uint8_t *numbers, const uint8_t *data, size_t len)
                                   numbers[4] & 1 ? 5 + numbers[5] : UINT64_MAX, numbers[4] & 2 ? SHUFLR_SKIP : SHUFLR_PASS);
         must(status == SHUFLR_OK);
         emitted += work->emitted;
+        if (!state.level) {
+            size_t used, records;
+            must(shuflr_measure_batches(work->out, work->out_len, &used, &records) == SHUFLR_OK && used == work->out_len);
+        }
         for (size_t at = 0; at < work->out_len;) {
             const uint8_t *message = work->out + at;
             uint64_t sum = 0;
@@ -336,6 +341,37 @@ static void batches(const uint8_t *numbers, const uint8_t *data, size_t len)
     must(carry_len == 0 && told == emitted);
     free(carry);
     shuflr_work_free(work);
+}
+
+/* The data is a message, or several, from a peer that may lie; sealed, so that more than its checksum is looked at. */
+static void received(const uint8_t *numbers, const uint8_t *data, size_t len)
+{
+    uint8_t *copy = malloc(len + 1);
+    size_t used, records, seen = 0, at = 0;
+    int status;
+
+    memcpy(copy, data, len);
+    if (numbers[0] & 1 && len >= 13) {
+        size_t payload = len - 13;
+        uint64_t sum;
+        copy[0] = 3;
+        for (int i = 0; i < 4; i++)
+            copy[1 + i] = (uint8_t)(payload >> 8 * i);
+        sum = shuflr_xxh3(copy, 5 + payload);
+        for (int i = 0; i < 8; i++)
+            copy[5 + payload + i] = (uint8_t)(sum >> 8 * i);
+    }
+    status = shuflr_measure_batches(copy, len, &used, &records);
+    must(used <= len);
+    for (; status == SHUFLR_OK && at < used; at += shuflr_batch_size(copy + at)) {
+        const uint8_t *record = shuflr_batch_records(copy + at);
+        for (uint32_t n = shuflr_batch_count(copy + at); n > 0; n--, seen++)
+            record += 4 + shuflr_load_u32(record);
+        must(record + SHUFLR_BATCH_TRAILER <= copy + at + shuflr_batch_size(copy + at));
+    }
+    must(status != SHUFLR_OK || (at == used && seen == records));
+    (void)shuflr_prefixed_fit(data, len, numbers[1]);
+    free(copy);
 }
 
 /* A checksum does not depend on how its bytes come, nor on whether a frame is looked at or its sums. */
@@ -374,6 +410,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t len)
         batches(data + 1, data + 16, len - 16);
     else if (data[0] % 16 == 8)
         checksums(data + 1, data + 16, len - 16);
+    else if (data[0] % 16 == 9)
+        received(data + 1, data + 16, len - 16);
     else
         targets[data[0] % 6](data + 1, data + 16, len - 16);
     return 0;

@@ -1,29 +1,16 @@
 /* Records as Python objects: a list of bytes out of a block in one call, which no foreign-function interface can make.
  *
  * Limited API, no state. Memory comes in as addresses of buffers that the caller keeps alive, since the buffer protocol
- * is outside of the limited API of the oldest Python served. Every length in a message is compared before it is used. */
+ * is outside of the limited API of the oldest Python served. What reads foreign lengths is in received.c, which needs no
+ * Python and so is among what the sanitizers and the fuzzer see. */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 #include <stdint.h>
 #include <string.h>
 
+#include "received.h"
 #include "scan.h"
-#include "xxh3.h"
-
-#define HEAD 5         /* kind u8, payload length u32 */
-#define TRAILER 8      /* xxh3 u64 */
-#define BATCH 16       /* batch u64, epoch u32, records u32 */
-#define PLAIN_BATCH 3
-
-static uint32_t load_u32(const uint8_t *p)
-{
-    return (uint32_t)p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24;
-}
-
-static uint64_t load_u64(const uint8_t *p)
-{
-    return load_u32(p) | (uint64_t)load_u32(p + 4) << 32;
-}
+#include "status.h"
 
 /* Puts a record at a place of a list; 0 when memory gives out. */
 static int put(PyObject *list, Py_ssize_t at, const uint8_t *record, size_t len)
@@ -59,24 +46,11 @@ static PyObject *from_spans(PyObject *module, PyObject *args)
     return list;
 }
 
-/* Whether n records, each behind its u32 length, lie within the memory. */
-static int fits(const uint8_t *data, size_t len, size_t n)
-{
-    size_t at = 0;
-
-    for (; n > 0; n--) {
-        if (len - at < 4 || len - at - 4 < load_u32(data + at))
-            return 0;
-        at += 4 + load_u32(data + at);
-    }
-    return 1;
-}
-
-/* Puts n such records into a list from place `filled` on; where the next goes, or -1 when memory gives out. */
+/* Puts n records, each behind its u32 length, into a list from place `filled` on; where the next goes, or -1 when memory gives out. */
 static Py_ssize_t fill(PyObject *list, Py_ssize_t filled, const uint8_t *at, size_t n)
 {
     for (; n > 0; n--) {
-        uint32_t size = load_u32(at);
+        uint32_t size = shuflr_load_u32(at);
         if (!put(list, filled++, at + 4, size))
             return -1;
         at += 4 + size;
@@ -94,7 +68,7 @@ static PyObject *from_prefixed(PyObject *module, PyObject *args)
     if (!PyArg_ParseTuple(args, "Knn", &data_at, &len, &n))
         return NULL;
     const uint8_t *data = (const uint8_t *)(uintptr_t)data_at;
-    if (n < 0 || !fits(data, (size_t)len, (size_t)n)) {
+    if (n < 0 || !shuflr_prefixed_fit(data, (size_t)len, (size_t)n)) {
         PyErr_SetString(PyExc_ValueError, "a record reaches beyond its batch");
         return NULL;
     }
@@ -103,30 +77,6 @@ static PyObject *from_prefixed(PyObject *module, PyObject *args)
         return NULL;
     }
     return list;
-}
-
-/* The whole plain batches at the beginning of a buffer: their bytes and records; -1 for one that does not match its
- * checksum, -2 for one whose records reach beyond it. */
-static int measure(const uint8_t *data, size_t len, size_t *used, size_t *records)
-{
-    *used = *records = 0;
-    while (len - *used >= HEAD && data[*used] == PLAIN_BATCH) {
-        const uint8_t *message = data + *used;
-        size_t payload = load_u32(message + 1);
-        size_t whole = HEAD + payload;
-        if (len - *used < whole + TRAILER)
-            break;
-        if (shuflr_xxh3(message, whole) != load_u64(message + whole))
-            return -1;
-        if (payload < BATCH)
-            return -2;
-        size_t n = load_u32(message + HEAD + 12);
-        if (!fits(message + HEAD + BATCH, payload - BATCH, n))
-            return -2;
-        *records += n;
-        *used += whole + TRAILER;
-    }
-    return 0;
 }
 
 static PyObject *from_batches(PyObject *module, PyObject *args)
@@ -140,19 +90,18 @@ static PyObject *from_batches(PyObject *module, PyObject *args)
     if (!PyArg_ParseTuple(args, "Kn", &data_at, &len))
         return NULL;
     const uint8_t *data = (const uint8_t *)(uintptr_t)data_at;
-    switch (measure(data, (size_t)len, &used, &records)) {
-    case -1:
+    switch (shuflr_measure_batches(data, (size_t)len, &used, &records)) {
+    case SHUFLR_WRONG_CHECKSUM:
         PyErr_SetString(PyExc_ValueError, "a batch does not match its checksum: bytes were damaged on the way");
         return NULL;
-    case -2:
+    case SHUFLR_BAD_INDEX:
         PyErr_SetString(PyExc_ValueError, "a record reaches beyond its batch");
         return NULL;
     }
     if ((list = PyList_New((Py_ssize_t)records)) == NULL)
         return NULL;
-    for (size_t message = 0; message < used; message += HEAD + load_u32(data + message + 1) + TRAILER) {
-        size_t n = load_u32(data + message + HEAD + 12);
-        if ((filled = fill(list, filled, data + message + HEAD + BATCH, n)) < 0) {
+    for (size_t at = 0; at < used; at += shuflr_batch_size(data + at)) {
+        if ((filled = fill(list, filled, shuflr_batch_records(data + at), shuflr_batch_count(data + at))) < 0) {
             Py_DECREF(list);
             return NULL;
         }
