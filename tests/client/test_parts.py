@@ -67,6 +67,9 @@ def test_lengths_that_lie_are_refused():
     framed = struct.pack("<BI", 3, len(payload)) + payload
     with pytest.raises(DataError, match="beyond"):
         core.batched(framed + struct.pack("<Q", core.xxh3(framed)))
+    for beyond in range(1, 9):
+        with pytest.raises(DataError, match="beyond"):
+            core.prefixed(struct.pack("<I", 3 + beyond) + b"abc", 1)
     for data, count in ((b"", 1), (b"\xff\xff\xff\xff", 1), (b"\0\0\0", 1), (b"", -1)):
         with pytest.raises(DataError):
             core.prefixed(data, count)

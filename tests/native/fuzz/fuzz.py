@@ -68,7 +68,8 @@ def seeds() -> "list[bytes]":
     offsets = struct.pack("<8H", 0, 3, 3, 9, 14, 16, 20, 11)
     found += [b"\5" + bytes([flag, 2, 1, 40]).ljust(15, b"\0") + offsets for flag in (0, 1)]
     records = b"".join(struct.pack("<I", len(each)) + each for each in (b"", b"a", b"x" * 300))
-    for count, rest in ((3, records), (4, records), (1 << 31, records), (1, b"\xff\xff\xff\xff"), (0, b"")):
+    lies = (4, records), (1 << 31, records), (1, b"\xff\xff\xff\xff"), (1, b"\4\0\0\0abc"), (0, b"")
+    for count, rest in ((3, records), *lies):
         message = b"\3" + bytes(4) + struct.pack("<QII", 1, 0, count) + rest + bytes(8)
         found += [b"\x09" + bytes([sealed, 3]).ljust(15, b"\0") + message for sealed in (0, 1)]
     ids = [b"", b"a", b"train-000001", b"0" * 40, bytes(range(40))] * 3
